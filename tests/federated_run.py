@@ -44,7 +44,7 @@ from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, RecordNoise
 from lit_epgan.runs.loggers import MetricsFile
-from tests.federations import client_sets, federation
+from tests.federations import SIZES, client_sets, federation
 from tests.modules import Regression, TwoOptimizers
 from tests.speech_gans import batch, speech_gan
 
@@ -165,7 +165,7 @@ class SlowCheckpoint(RoundCheckpoint):
         tell(f"rank {trainer.global_rank} round {trainer.current_epoch} saved")
 
 
-def federated(name: str) -> tuple[LightningModule, FederatedDataModule]:
+def federated(name: str, clients: int = 4) -> tuple[LightningModule, FederatedDataModule]:
     """A module and its data: cohorts of 3 of 4 clients, which no number of ranks divides, so that some stand idle."""
     if name == "speech_gan":
         module = speech_gan(noise=1e-2, prior=HistoryPrior(size=2, every=3), sample_acoustic=True)
@@ -180,7 +180,7 @@ def federated(name: str) -> tuple[LightningModule, FederatedDataModule]:
         torch.manual_seed(1)
         generator = MLPGenerator((3,), 2, (8,), "layer", tanh=False)
         points = GAN(generator, MLPDiscriminator((3,), (8,)), average=None)
-        return points, federation(clients_per_round=3, local_steps=3)
+        return points, federation(clients_per_round=3, local_steps=3, sizes=SIZES[:clients])
     sets = dict(zip(("client-0", "client-3"), client_sets((9, 5)), strict=True))
     data = federation(clients_per_round=3, val_dataset=sets)
     return Regression(dropout=0.3) if name == "regression" else TwoOptimizers(), data
@@ -203,13 +203,16 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=30.0)
     parser.add_argument("--clock", choices=["late", "early", "backwards"], help="a wall clock that is wrong")
     parser.add_argument("--halt", metavar="LINE", help="the process stops itself when it has said so")
+    parser.add_argument("--clients", type=int, default=4, help="of the module `points`")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--accept-changes", action="store_true")
     args = parser.parse_args()
     if args.clock is not None:
         set_clock(args.clock)
     tell(f"rank {os.environ.get('LOCAL_RANK', 0)} is process {os.getpid()}")
     seed_everything(3, verbose=False)
-    module, data = federated(args.module)
+    module, data = federated(args.module, args.clients)
     trouble = {int(rank): kind for rank, kind in (word.split("=") for word in args.trouble)}
     private: dict[str, Any] = {}
     if args.noise_seed is not None:
@@ -220,8 +223,9 @@ def main() -> None:
     private |= {"policy": args.policy, "private_states": args.private_states}
     aggregator = Median() if args.median else None
     callback = FederationCallback(ALGORITHMS[args.algorithm], args.optimizer_state, aggregator=aggregator, **private)
+    callback.accept_changes = args.accept_changes
     trainer = Trainer(
-        max_epochs=5,
+        max_epochs=args.rounds,
         accelerator="cpu",
         strategy=FederatedStrategy(patience=args.patience) if args.devices > 1 else "auto",
         devices=args.devices,

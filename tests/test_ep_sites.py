@@ -224,7 +224,9 @@ def test_the_memory_of_tied_sites_does_not_grow_with_the_clients(sites):
     assert sizes[0] == sizes[1]
 
 
-@pytest.mark.parametrize("options", [{"sites": SampleMoments()}, {"tied": True}, {"damping": 0.5}], ids=["sites", "tied", "damping"])
+@pytest.mark.parametrize(
+    "options", [{"sites": SampleMoments()}, {"tied": True}, {"damping": 0.5}], ids=["sites", "tied", "damping"]
+)
 def test_resumed_it_goes_on_bit_by_bit(tmp_path, options):
     module, cohorts = Regression(dropout=0.2), {"clients_per_round": 3, "local_steps": 5}
     parts = (lambda: copy.deepcopy(module), lambda: federation(**cohorts), lambda: ExpectationPropagation(**options))

@@ -256,6 +256,7 @@ SMALL = {
     "start_up.py": ["--commands", "2", "--repeats", "1"],
     "scale.py": ["--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "4"],
     "institution_costs.py": ["--small", "--reports", "2", "--algorithms", "tied EP"],
+    "half_messages.py": ["--seeds", "1", "--rounds", "1", "--algorithms", "FedAvg"],
     "many_clients.py": ["--clients", "10", "--rounds", "4"],
     "speech.py": ["--minutes", "0.5", "--words", "8", "--hidden", "8", "--steps", "2"],
     "killed_institutions.py": ["--rounds", "5", "--institutions", "3", "--steps", "2"],

@@ -1,40 +1,54 @@
 """An answer that is not as its message declares is left out, whoever sends it; the others' training goes on."""
 
+import csv
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from lit_epgan.engine import Answer, Count, Message, PlainFederation, Weighted, merged
+from lit_epgan.carriers.protocol import Endpoint
+from lit_epgan.engine import Answer, Count, Mechanism, Message, NormClipping, PlainFederation, Weighted, merged
+from lit_epgan.engine.private import Private
 from lit_epgan.engine.rounds import Round, run_round
 from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
+from lit_epgan.fit.ends import AtServer
+from lit_epgan.privacy import AdaptiveNoise, CentralNoise, CorrelatedNoise, DistributedNoise, RecordNoise
 
 
-def federation(algorithm=None) -> PlainFederation:
+def federation(algorithm: Any = None, mechanism: Mechanism | None = None) -> PlainFederation:
     torch.manual_seed(0)
+    normalised = mechanism is None or not mechanism.private
     return PlainFederation(
         algorithm or FedAvg(),
-        torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)),
+        torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2) if normalised else torch.nn.Identity()),
         lambda module, batch: (module(batch[0]) - batch[1]).square().mean(),
         lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         lambda client, round_: [(torch.randn(8, 3, generator=torch.Generator().manual_seed(client)), torch.ones(8, 2))],
         [8.0, 8.0, 8.0],
+        mechanism=mechanism,
     )
 
 
-def after_a_round(hostile=None, dropped: bool = False, algorithm=None) -> Tensor:
+def after_a_round(
+    hostile: Any = None, dropped: bool = False, algorithm: Any = None, mechanism: Mechanism | None = None
+) -> Tensor:
     """The server's parameters where client 1 answers so."""
-    plain = federation(algorithm)
+    plain = federation(algorithm, mechanism)
+    honest = plain.answers
 
-    def answers(round_):
-        for k, answer in plain.answers(plain._asked(round_)):
+    def answers(asked: Any) -> Any:
+        for k, answer in honest(asked):
             if k != 1 or (hostile is None and not dropped):
                 yield k, answer
             elif hostile is not None:
                 yield k, hostile(answer)
 
-    run_round(Round(plain.federation, 0), answers)
-    return plain.server.parameters
+    plain.answers = answers  # type: ignore[method-assign]
+    return plain.run(1)
 
 
 def changed(answer: Answer, **entries) -> Answer:
@@ -78,6 +92,86 @@ def test_a_hostile_answer_is_left_out_with_the_clients_name(name):
     assert not torch.equal(found, after_a_round())
 
 
+MECHANISMS: dict[str, Callable[[], Mechanism]] = {
+    "NormClipping": lambda: NormClipping(1.0, 8.0),
+    "CentralNoise": lambda: CentralNoise(1.0, 1.0, noise_seed=0),
+    "AdaptiveNoise": lambda: AdaptiveNoise(1.0, 1.0, count_noise=2.0, noise_seed=0),
+    "CorrelatedNoise": lambda: CorrelatedNoise(1.0, 1.0, noise_seed=0),
+}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "buffer's" not in name])
+def test_answers_are_checked_under_a_mechanism_and_a_private_one_names_nobody(name: str, mechanism: str) -> None:
+    made, (hostile, words) = MECHANISMS[mechanism], HOSTILE[name]
+    private = made().private
+    told = "a client is left out: it is not as it was asked for$" if private else f"client 'client-1' .*: .*{words}"
+    with pytest.warns(UserWarning, match=f"round 0: the answer of {told}") as warned:
+        found = after_a_round(hostile, mechanism=made())
+    assert private != any("client-1" in str(each.message) for each in warned)
+    assert torch.equal(found, after_a_round(dropped=True, mechanism=made()))
+    assert not torch.equal(found, after_a_round(mechanism=made()))
+
+
+@pytest.mark.parametrize("mechanism", [DistributedNoise(1.0, 1.0, honest=0.5), RecordNoise(1.0, 1.0)])
+def test_answers_are_checked_under_noise_of_the_clients_own(mechanism: Mechanism) -> None:
+    round_ = Round(federation(mechanism=mechanism).federation, 0)
+    report = {"change": Weighted(torch.ones(len(round_._before.parameters)), 1.0), "weight": Count(1.0, True)}
+    report["federation/weight"] = Count(1.0, True)
+    assert round_.fault(report) is None
+    assert (
+        round_.fault(report | {"change": torch.ones(3)})
+        == f"'change' has the shape [3], not {[*report['change'].tensor.shape]}"
+    )  # type: ignore[union-attr]
+    assert round_.fault(report | {"weight": Count(1e13, True)}) is not None
+
+
+def test_one_clients_buffers_end_no_private_round() -> None:
+    """Of all they are the configuration's, and refused with advice."""
+    round_ = Round(federation(mechanism=CentralNoise(1.0, 1.0, noise_seed=0)).federation, 0)
+    report: Any = {"change": Weighted(torch.ones(8)), "weight": Count(1.0, True), "federation/weight": Count(1.0, True)}
+    hostile = report | {"module/new/as/3": torch.ones(3), "module/new/as/3/weight": Count(1.0, True)}
+    for reports, left_out in (([report, hostile, report], True), ([hostile, hostile, report], False)):
+        round_._shapes = round_._known_shapes(True)
+        round_.settle(reports)
+        assert (round_.fault(hostile) is not None) == left_out
+        assert round_.fault(report) is None
+
+
+def test_a_private_mechanism_lets_no_client_count_for_more_than_one() -> None:
+    heavy: Any = lambda a: changed(a, weight=Count(2.0, True))  # noqa: E731
+    with pytest.warns(UserWarning, match="the answer of a client is left out"):
+        after_a_round(heavy, mechanism=CentralNoise(1.0, 1.0, noise_seed=0))
+    after_a_round(heavy)  # of records there may be two
+
+
+def test_a_private_mechanism_names_nobody_whose_update_is_not_finite() -> None:
+    with pytest.warns(UserWarning, match="the update of a client is not finite and is left out$") as warned:
+        after_a_round(
+            lambda a: changed(a, change=Weighted(change(a) * float("nan"))),
+            mechanism=CentralNoise(1.0, 1.0, noise_seed=0),
+        )
+    assert not any("client-1" in str(each.message) for each in warned)
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({"module/new/as/3": torch.ones(4), "module/new/as/3/weight": Count(1.0, True)}, r"the shape \[4\], not \[3\]"),
+        ({"module/new/as/3": torch.ones(3)}, "it lacks 'module/new/as/3/weight'"),
+        ({"module/new/as/x": torch.ones(3), "module/new/as/x/weight": Count(1.0, True)}, r"not \[-1, -1\]"),
+        (
+            {"module/new/as/2": torch.ones(2).to(torch.float8_e4m3fn), "module/new/as/2/weight": Count(1.0, True)},
+            "is a tensor of torch.float8",
+        ),
+    ],
+)
+def test_a_buffer_that_the_server_does_not_have_is_as_its_name_says(entries: dict[str, Any], words: str) -> None:
+    with pytest.warns(UserWarning, match=f"'client-1' is left out: .*{words}"):
+        found = after_a_round(lambda a: changed(a, **entries))
+    assert torch.equal(found, after_a_round(dropped=True))
+
+
 class Summing(FedAvg):
     """Sends sums of no known shape beside its change."""
 
@@ -106,8 +200,78 @@ def test_a_round_without_an_answer_of_use_is_refused(training):
 
     before = plain.server.parameters.clone()
     with (
-        pytest.raises(UserError, match=r"round 0: no client.s answer is as it was asked for \(left out: client-0"),
+        pytest.raises(
+            UserError, match=r"round 0: no client.s answer counts, .*\(client-0: its answer is not as it was as"
+        ),
         pytest.warns(UserWarning, match="nothing asks for 'extra'"),
     ):
         run_round(Round(plain.federation, 0), answers)
     assert torch.equal(plain.server.parameters, before)
+
+
+# Over a carrier -------------------------------------------------------------------------------------------------------
+
+
+class Clients:
+    """In the place of ``RemoteClients``: clients that are all there, some of which answer otherwise."""
+
+    def __init__(self, plain: PlainFederation, hostile: Mapping[int, Callable[[Answer], Answer]]) -> None:
+        self._plain, self._hostile, self.present = plain, hostile, set(range(3))
+        self.heard: dict[int, Any] = {}
+        self.begin = self.meet = self.over = lambda *_: ()
+
+    def ask(self, tasks: Any) -> Any:
+        for k, task in tasks.items():
+            yield k, self._hostile.get(k, lambda a: a)(self._plain.answer(task, Private()))
+
+
+@torch.no_grad()
+def after_a_carried_round(
+    folder: Path, hostile: Mapping[int, Callable[[Answer], Answer]], algorithm: Any = None
+) -> tuple[Tensor, list[str]]:
+    """The server's parameters, and why each client has not counted, as ``contributions.csv`` says it."""
+    plain = federation(algorithm)
+    server = AtServer(Endpoint("server", carrier=object()), folder, {})
+    server._federation, server._clients = plain.federation, Clients(plain, hostile)  # type: ignore[assignment]
+    server.run(Round(plain.federation, 0), lambda _: (), lambda _: None)
+    rows = list(csv.DictReader((folder / "contributions.csv").open()))
+    assert all((row["counted"] == "1") == (not row["why"]) for row in rows)
+    return plain.server.parameters, [row["why"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("weight of 1e300", "its answer is not as it was asked for: 'change' has the number 1e+300"),
+        ("unknown", "its answer is not as it was asked for: nothing asks for 'extra'"),
+        ("missing", "its answer is not as it was asked for: it lacks 'change'"),
+        ("not finite", "its update is not finite"),
+    ],
+)
+def test_the_list_of_contributions_says_why_an_answer_is_left_out(tmp_path: Path, name: str, why: str) -> None:
+    nan: Any = lambda a: changed(a, change=Weighted(change(a) * float("nan"), 8.0))  # noqa: E731
+    with pytest.warns(UserWarning, match="'client-1'"):
+        found, whys = after_a_carried_round(tmp_path, {1: HOSTILE[name][0] if name in HOSTILE else nan})
+    assert whys[1].startswith(why)
+    assert (whys[0], whys[2]) == ("", "")
+    assert torch.equal(found, after_a_round(dropped=True))
+
+
+@pytest.mark.parametrize("first", [torch.ones(5), torch.ones(1), Count(1.0, True)])
+def test_no_single_client_decides_which_shape_is_right(tmp_path: Path, first: Any) -> None:
+    """Client 0 answers first, and the message leaves the shape of its sums open."""
+    with pytest.warns(UserWarning, match="the answer of client 'client-0' is left out: 'sums' has the shape"):
+        found, whys = after_a_carried_round(tmp_path, {0: lambda a: changed(a, sums=first)}, Summing())
+    assert [bool(why) for why in whys] == [True, False, False]
+    with pytest.warns(UserWarning, match="client-0"):
+        expected, _ = after_a_carried_round(tmp_path, {0: lambda a: changed(a, sums=None)}, Summing())
+    assert torch.equal(found, expected)
+
+
+def test_where_nobody_knows_which_shape_is_right_a_sentence_says_so(tmp_path: Path) -> None:
+    hostile = {k: lambda a, k=k: changed(a, sums=torch.ones(5 + k)) for k in range(2)}
+    with (
+        pytest.raises(UserError, match=r"no client's answer counts.*as many answers give 'sums' another shape as"),
+        pytest.warns(UserWarning, match="is left out"),
+    ):
+        after_a_carried_round(tmp_path, hostile, Summing())  # type: ignore[arg-type]

@@ -133,7 +133,7 @@ def test_an_institution_keeps_to_its_policy(tmp_path):
         assert not (tmp_path / "several" / name / "sent.csv").exists()
     assert processes["server"].wait() != 0
     said = processes["server"].printed()  # as they were asked, or, where this machine is slow, before
-    assert "round 0: no client has answered, so there is nothing to merge" in said or "its link is broken" in said
+    assert "round 0: no client's answer counts, so there is nothing to merge" in said or "its link is broken" in said
 
 
 def test_nothing_but_its_name_and_reports_leaves_an_institution(tmp_path):

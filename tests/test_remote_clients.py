@@ -14,9 +14,9 @@ import torch
 from lit_epgan.carriers.contributions import Contribution, Contributions, in_words, operator_page, read_contributions
 from lit_epgan.carriers.policy import Policy, ReportFilter
 from lit_epgan.carriers.protocol import VERSION, Endpoint, Frame, Kind, answered
-from lit_epgan.carriers.remote_clients import RemoteClients, Shapes, agreed
+from lit_epgan.carriers.remote_clients import RemoteClients, agreed
 from lit_epgan.carriers.remote_server import RemoteServer
-from lit_epgan.engine.messages import Count, Task, Weighted, scalar
+from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import LENGTH, encode_answer
@@ -192,30 +192,6 @@ def test_rounds_and_refusals_are_told(at, clients, tmp_path):
     theirs.send_bytes(Frame.of(Kind.REFUSED, why="the server speaks version 2").written())
     with pytest.raises(UserError, match="does not let this institution in: the server speaks version 2"):
         institution.trains(0)
-
-
-def test_an_entry_has_the_shape_that_most_reports_of_an_exchange_give_it():
-    """The first one is wrong in one entry, the last one in another; the third one has an entry of its own."""
-    reports = [
-        {"change": torch.zeros(4), "n": Count(1.0)},
-        {"change": Weighted(torch.ones(3), 2.0), "n": Count(2.0)},
-        {"change": torch.zeros(3), "n": Count(9.0), "once": torch.zeros(5)},
-        {"change": torch.zeros(3), "n": scalar(1.0)},
-    ]
-    shapes = Shapes(reports, {"change": torch.zeros(4)})
-    assert [shapes.misfit(each) for each in reports] == [
-        "its 'change' is of shape (4,), and that of most of shape (3,)",
-        None,
-        None,
-        "its 'n' is of shape (1,), and that of most a number",
-    ]
-
-
-@pytest.mark.parametrize(("sent", "right"), [({"theta": torch.zeros(3)}, 1), ({"theta": torch.zeros(4)}, 0), ({}, 0)])
-def test_of_two_shapes_that_are_as_frequent_the_servers_own_is_right(sent, right):
-    reports = [{"x": torch.zeros(4)}, {"x": torch.zeros(3)}]
-    shapes = Shapes(reports, sent)
-    assert [shapes.misfit(each) is None for each in reports] == [k == right for k in range(2)]
 
 
 @pytest.mark.filterwarnings("ignore:'a' is not let in")

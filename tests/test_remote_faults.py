@@ -211,7 +211,7 @@ def test_what_is_sent_wrong_leaves_no_trace_in_the_model(tmp_path):
     """It is the model to the bit of a federation whose two institutions break their links at once."""
     with_hostile(tmp_path / "silent", "silent", "silent")
     said = with_hostile(tmp_path / "1", "of another shape", "not finite")
-    assert "'client-2' is left out: its 'change' is of shape (42,), and that of most of shape (41,)" in said
+    assert "the answer of client 'client-2' is left out: 'change' has the shape [42], not [41]" in said
     assert "the update of client 'client-3' is not finite and is left out" in said
     said = with_hostile(tmp_path / "2", "a pickle", "too large")
     assert "'client-2' is left out: what it sent is no answer" in said

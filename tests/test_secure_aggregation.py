@@ -286,6 +286,34 @@ def test_who_is_lost_before_or_has_nothing_to_be_masked_is_left_out_and_the_roun
     assert_close(federation.parameters, without_masks(counted, "scaffold"))
 
 
+def announces(**entries):
+    """One that says in round 1 that it is going to send these entries, too."""
+
+    class Announces(Masking):
+        def ready(self, task, answer, cohort):
+            if task.round == 1:
+                answer.report = {**answer.report, **entries}
+            return super().ready(task, answer, cohort)
+
+    return Announces
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        ({"control": Weighted(torch.ones(7), 1.0)}, r"'control' has the shape \[7\], not \[41\]"),
+        ({"change": Count(1.0, True)}, "'change' is a number"),
+        ({"extra": torch.ones(7)}, "nothing asks for 'extra'"),
+    ],
+)
+def test_whose_masked_answer_would_not_be_as_declared_is_left_out_be_it_the_first(secure, entries, why):
+    federation = secure("scaffold", {0: announces(**entries)})
+    federation.round(0)
+    with pytest.warns(UserWarning, match=f"round 1: client 'client-0' is left out: {why}"):
+        federation.round(1)
+    assert_close(federation.parameters, without_masks({0: range(4), 1: (1, 2, 3)}, "scaffold"))
+
+
 def test_a_sum_of_two_is_not_made(secure):
     federation = secure("fedavg", {1: LostAtWork, 3: sends(float("inf"))})
     federation.round(0)
@@ -394,17 +422,28 @@ def test_a_server_with_kits_of_its_own_is_no_two_members():
     ("told", "why"),
     [
         ({"trouble": "its update is not finite"}, "its update is not finite"),
-        ({"layout": {"change": [3]}, "announced": ["00", "", ""]}, "its 'change' has the shape [3], and that of those"),
-        ({"layout": {"large": [10**9]}, "announced": ["00", "", ""]}, "it wants to send more than 1,000 bytes"),
+        (
+            {"layout": {"large": [10**9], "federation/steps": None}, "announced": ["00", "", ""]},
+            "it wants to send more than 1,000 bytes",
+        ),
     ],
 )
 def test_who_does_not_fit_is_no_member(told, why):
     summed = ready(three(), dict.fromkeys(NAMES, answer()))
     assert summed.take(NAMES[3], json.dumps(told).encode()).startswith(why)
-    assert summed.members == NAMES[:3]
+    assert list(summed.members) == NAMES[:3]
 
 
-@pytest.mark.parametrize("told", [b"?", b"{}", b'{"layout": {"a": [-1]}, "announced": ["", "", ""]}', b"[]"])
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"?",
+        b"{}",
+        b'{"layout": {"a": [-1]}, "announced": ["", "", ""]}',
+        b"[]",
+        b'{"layout": {}, "announced": ["", "", ""]}',
+    ],
+)
 def test_what_does_not_say_that_it_is_ready_is_an_error(told):
     with pytest.raises((ValueError, KeyError, TypeError)):
         MaskedSum(1000).take(NAMES[0], told)

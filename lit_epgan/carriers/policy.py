@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, nbytes, norm, tensor_of
+from lit_epgan.engine.wire import halved
 from lit_epgan.errors import UserError
 
 KINDS = {**dict.fromkeys(("algorithms", "mechanisms", "entries"), "a list"), "secure": "true or false"}
@@ -117,8 +118,9 @@ class ReportFilter:
     def __init__(self, policy: Policy, path: Path, dry: bool = False) -> None:
         self.policy, self._path, self._dry = policy, path, dry
 
-    def passes(self, task: Task, report: Report) -> None:
-        """A report is about to leave. UserError: the policy does not allow it, or nothing is to be sent."""
+    def passes(self, task: Task, report: Report, half: bool = False) -> None:
+        """A report is about to leave, with ``half`` its large tensors as bfloat16. UserError: the policy does not allow
+        it, or nothing is to be sent."""
         self.policy.check_report(report)
         new = not self._path.exists()
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,16 +128,18 @@ class ReportFilter:
             rows = csv.writer(file)
             if new:
                 rows.writerow(COLUMNS)
-            rows.writerows([task.round, task.exchange, task.question, name, *_told(t)] for name, t in report.items())
+            at = [task.round, task.exchange, task.question]
+            rows.writerows([*at, name, *_told(term, half)] for name, term in report.items())
         if self._dry:
             raise UserError(f"this is a dry run: nothing was sent. {self._path} lists what would have left")
 
 
-def _told(term: Term) -> list[object]:
+def _told(term: Term, half: bool) -> list[object]:
     """Shape, type, norm, weight and bytes of an entry."""
     if isinstance(term, Count):
         return ["", "number", f"{term.number:g}", "", 8]
     weight = f"{term.weight:g}" if isinstance(term, Weighted) else ""
     tensor = tensor_of(term)
+    tensor = halved({"": tensor}).get("", tensor) if half else tensor
     shape = " x ".join(map(str, tensor.shape))
     return [shape, str(tensor.dtype).removeprefix("torch."), f"{norm({'': tensor}):.6g}", weight, nbytes({"": tensor})]

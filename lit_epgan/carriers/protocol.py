@@ -15,7 +15,7 @@ from lit_epgan.engine.messages import Task
 
 VARIABLE = "LIT_EPGAN_REMOTE"
 PAUSE = 0.05  # seconds between two calls
-VERSION = 2  # of this protocol: which messages there are, and what stands in them
+VERSION = 3  # of this protocol: which messages there are, and what stands in them
 WORDS = 16  # bytes of a round's and an exchange's number
 LEAST = 3  # institutions in a sum: of two, each knows the other's part from the sum and its own
 
@@ -32,6 +32,7 @@ class Terms:
         dry: whether institutions list their first report, and send nothing.
         largest: bytes of an answer.
         secure: whether the server sees sums of reports alone.
+        half: whether large floating tensors travel as bfloat16.
     """
 
     patience: float = 3600.0
@@ -41,6 +42,7 @@ class Terms:
     dry: bool = False
     largest: int = 2**32
     secure: bool = False
+    half: bool = False
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> "Terms":

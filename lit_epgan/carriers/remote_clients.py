@@ -1,4 +1,4 @@
-"""The server's end: clients that are processes of their own, under the same settings, whose reports have one shape."""
+"""The server's end: clients that are processes of their own, under the same settings."""
 
 import contextlib
 import hashlib
@@ -6,7 +6,6 @@ import json
 import queue
 import time
 import warnings
-from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
@@ -14,7 +13,7 @@ from threading import Thread
 from typing import NamedTuple, TypeVar
 
 from lit_epgan.carriers.protocol import VERSION, Frame, Kind, answer_to, unequal_versions
-from lit_epgan.engine.messages import Broadcast, Count, Report, Task, Term, tensor_of
+from lit_epgan.engine.messages import Task
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_answer, encode_task
 from lit_epgan.listing import few
@@ -22,7 +21,6 @@ from lit_epgan.listing import few
 ONES_OWN = ("data", "federation.policy")  # of each institution
 ONES_OWN_ENDINGS = (".ledger",)
 DIGITS = 16  # of a digest
-Shape = tuple[int, ...] | None  # None of a number
 LARGEST_HELLO = 1_000_000  # bytes
 T = TypeVar("T")
 
@@ -49,44 +47,6 @@ def disagreement(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | No
     return f"its settings differ from the server's: {few(keys)}. Give both the same configuration"
 
 
-class Shapes:
-    """Of each entry the shape that most of an exchange's reports have, which all are held against.
-
-    Where as many have one shape as another, it is that of something that the server has sent, else that of the first of
-    them. Not every report has every entry: some are sent once, as a number of records is.
-
-    Args:
-        reports: all of the exchange, in the order of the clients.
-        sent: what the server has sent.
-    """
-
-    def __init__(self, reports: Iterable[Report], sent: Broadcast) -> None:
-        told: defaultdict[str, Counter[Shape]] = defaultdict(Counter)
-        for report in reports:
-            for name, term in report.items():
-                told[name][_shape(term)] += 1
-        own = {tuple(tensor.shape) for tensor in sent.values()}
-        self._right = {
-            name: max(shapes, key=lambda shape: (shapes[shape], shape in own)) for name, shapes in told.items()
-        }
-
-    def misfit(self, report: Report) -> str | None:
-        """In what a report differs from most; None where it fits."""
-        for name, term in report.items():
-            shape, right = _shape(term), self._right[name]
-            if shape != right:
-                return f"its {name!r} is {_told(shape)}, and that of most {_told(right)}"
-        return None
-
-
-def _shape(term: Term) -> Shape:
-    return None if isinstance(term, Count) else tuple(tensor_of(term).shape)
-
-
-def _told(shape: Shape) -> str:
-    return "a number" if shape is None else f"of shape {shape}"
-
-
 class Heard(NamedTuple):
     """An answer: after how many seconds all of it was here, and its bytes."""
 
@@ -106,6 +66,7 @@ class RemoteClients:
         patience: seconds that an answer may take.
         largest: bytes of an answer.
         settings: what institutions must have alike, as ``agreed`` gives it.
+        half: whether large tensors travel as bfloat16.
 
     Attributes:
         lost: why a client's link was closed, by its index; of those who have none.
@@ -119,7 +80,9 @@ class RemoteClients:
         patience: float,
         largest: int,
         settings: Mapping[str, str] | None = None,
+        half: bool = False,
     ) -> None:
+        self._half = half
         self._listener, self._patience, self._largest, self._settings = listener, patience, largest, settings or {}
         self._index = {name: k for k, name in enumerate(names)}
         self._links: dict[int, Connection] = {}
@@ -161,7 +124,7 @@ class RemoteClients:
         """
         return self.gather(
             tasks,
-            lambda k: Frame(Kind.TASK, encode_task(tasks[k])),
+            lambda k: Frame(Kind.TASK, encode_task(tasks[k], self._half)),
             lambda k, message: decode_answer(answer_to(tasks[k], message)),
         )
 

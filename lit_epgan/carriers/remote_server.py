@@ -39,6 +39,7 @@ class RemoteServer:
         report_filter: what leaves passes there.
         settings: what the server must have alike, as ``remote_clients.agreed`` gives it.
         masking: masks what leaves; None where the server may see single reports.
+        half: whether large tensors travel as bfloat16.
 
     Attributes:
         round: the number of the round that the server is in, or was in last; -1 before the first.
@@ -53,7 +54,9 @@ class RemoteServer:
         report_filter: ReportFilter,
         settings: Mapping[str, str] | None = None,
         masking: "Masking | None" = None,
+        half: bool = False,
     ) -> None:
+        self._half = half
         self.name, self.client, self.report_filter = name, client, report_filter
         self._link, self._masking = link, masking
         self._cohort, self._put_back = 1, list[Frame]()
@@ -109,9 +112,9 @@ class RemoteServer:
         """Send what comes of a task, masked if the server still wants it then; what the client keeps stays here."""
         first, masking = rank() == 0, self._masking
         if first:
-            self.report_filter.passes(task, answer.report)
+            self.report_filter.passes(task, answer.report, self._half)
         if masking is None:
-            self._send(answered(task, encode_answer(answer) if first else b""))
+            self._send(answered(task, encode_answer(answer, self._half) if first else b""))
             return
         self._send(answered(task, masking.ready(task, answer, self._cohort) if first else b"", Kind.READY))
         message = self._next()

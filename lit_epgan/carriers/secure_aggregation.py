@@ -32,6 +32,7 @@ from safetensors.torch import load, save
 from lit_epgan.carriers.keys import Announced, ExchangeKey, Identity, Words, add_pad
 from lit_epgan.carriers.protocol import LEAST
 from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, is_finite, tensor_of
+from lit_epgan.engine.rounds import NOT_FINITE
 from lit_epgan.engine.runner import Answer
 from lit_epgan.errors import UserError
 
@@ -42,7 +43,6 @@ Layout = Mapping[str, list[int] | None]
 """The shape of each entry by its name; None of a number. The entries stand in the order of their names."""
 STEPS = "federation/steps"  # the local steps, which must not be told one by one either
 MASKED = "masked"
-NOT_FINITE = "its update is not finite"
 WITHOUT_CERTIFICATES = (
     "secure aggregation without certificates: a server that keeps to the protocol learns sums alone, and one that "
     "hands out keys of its own is not found out; give each institution a certificate against that"
@@ -66,14 +66,6 @@ def floating_point(words: Words) -> Numbers:
 
 def layout_of(report: Report) -> Layout:
     return {n: None if isinstance(term, Count) else list(tensor_of(term).shape) for n, term in report.items()}
-
-
-def misfit(layout: Layout, before: Layout) -> str | None:
-    """In what a layout differs from that of reports before it; None where it fits. Either may have further entries."""
-    for name, shape in layout.items():
-        if name in before and before[name] != shape:
-            return f"its {name!r} has the shape {shape}, and that of those before it {before[name]}"
-    return None
 
 
 def flattened(report: Report, layout: Layout) -> Numbers:
@@ -191,19 +183,21 @@ class MaskedSum:
         largest: bytes of a masked answer.
 
     Attributes:
-        members: the names of those who are ready.
+        members: by the names of those who are ready, their reports as far as they are known: shapes without numbers.
     """
 
     def __init__(self, largest: int) -> None:
         self._largest = largest
+        self.members: dict[str, Report] = {}
         self._announced: dict[str, Announced] = {}
-        self._layout: dict[str, list[int] | None] = {}
         self._sum: Words | None = None
 
     @property
-    def members(self) -> list[str]:
-        """The names of those who are ready."""
-        return list(self._announced)
+    def _layout(self) -> Layout:
+        found: dict[str, list[int] | None] = {STEPS: None}
+        for report in self.members.values():
+            found |= layout_of(report)
+        return found
 
     def take(self, name: str, ready: bytes) -> str:
         """Take in what an institution's READY message says.
@@ -217,20 +211,21 @@ class MaskedSum:
         told = json.loads(ready)
         if "trouble" in told:
             return str(told["trouble"])
-        layout: Layout = {str(entry): _shape(shape) for entry, shape in told["layout"].items()}
-        announced = Announced(*map(str, told["announced"]))
-        together = {**self._layout, **layout}
-        if (wrong := misfit(layout, self._layout)) is not None:
-            return wrong
-        if 8 * numbers_in(together) > self._largest:
+        layout = {str(entry): _shape(shape) for entry, shape in told["layout"].items()}
+        if layout.pop(STEPS) is not None:
+            raise ValueError("its steps are no number")
+        if 8 * numbers_in(layout) > self._largest:
             return f"it wants to send more than {self._largest:,} bytes"
-        self._layout = together
-        self._announced[name] = announced
+        self._announced[name] = Announced(*map(str, told["announced"]))
+        self.members[name] = {
+            entry: Count(0.0, True) if shape is None else torch.empty(shape, device="meta")
+            for entry, shape in layout.items()
+        }
         return ""
 
     def told(self) -> bytes:
         """What the SET message says to all members."""
-        return json.dumps({"announced": self._announced, "layout": self._layout}).encode()
+        return json.dumps({"announced": {n: self._announced[n] for n in self.members}, "layout": self._layout}).encode()
 
     def words(self, masked: bytes) -> Words:
         """One member's masked numbers (n,). ValueError, KeyError: they are none, or too few or too many."""

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client, StepHooks
-from lit_epgan.engine.messages import SUMMED, Aggregator, Broadcast, Count, Report, Term, Total, Weighted, tensor_of
+from lit_epgan.engine.messages import (
+    MOST,
+    SUMMED,
+    Aggregator,
+    Broadcast,
+    Count,
+    Report,
+    Term,
+    Total,
+    Weighted,
+    tensor_of,
+)
 from lit_epgan.engine.samplers import Sampler
 from lit_epgan.errors import UserError
 
@@ -72,11 +83,15 @@ class Mechanism:
             aggregators that look at single reports are refused.
         by_record: whether it hides single records in what every client does, so that even the server sees none of
             them. Then each local step draws its records by coins, and training tells nothing else.
+        adds: the entries that ``at_client`` puts beside a report's own: their shapes by their names.
+        max_weight: the largest weight of a client that ``at_client`` lets pass.
         noise_seed: repeats its noise and its coins, for studies alone; None: they come from the operating system.
     """
 
     private = False
     by_record = False
+    adds: Mapping[str, torch.Size] = {}
+    max_weight: float = MOST
     noise_seed: int | None = None
 
     def sampler(self, sampler: Sampler) -> Sampler:

@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, dataclass_transform
 
@@ -16,8 +17,10 @@ SUMMED = "module/"  # counters and flags of the module: no change of parameters
 EXACT = 200_000  # numbers of an entry, up to which every client's is added in float64: it takes microseconds
 GROUP = 64  # clients whose larger entries are added in the report's own precision; these sums are added in float64
 MOST = 1e12  # records that a client may have
+TIED = torch.Size([-1])  # stands for a shape that nobody knows
 REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 M = TypeVar("M", bound="Message")
+Shape = torch.Size | None  # None of a number
 Kind = Literal["mean", "sum", "product", "stack", "records", "count"]
 
 
@@ -179,41 +182,86 @@ def parts(factor: type) -> list[str]:
     return list(getattr(factor, "_fields", ())) or [each.name for each in fields(factor)]
 
 
-def fault(report: Report, kinds: Sequence[type[Message]], shapes: Mapping[str, torch.Size]) -> str | None:
+def shape_of(term: Term) -> Shape:
+    return None if isinstance(term, Count) else tensor_of(term).shape
+
+
+def common_shapes(reports: Iterable[Report]) -> dict[str, Shape]:
+    """Of each entry the shape that most reports give it, so that no single client decides; ``TIED`` where as many give
+    it another. Not every report has every entry: some are sent once, as a number of records is."""
+    told: defaultdict[str, Counter[Shape]] = defaultdict(Counter)
+    for report in reports:
+        for name, term in report.items():
+            told[name][shape_of(term)] += 1
+    found: dict[str, Shape] = {}
+    for name, shapes in told.items():
+        (found[name], often), *others = shapes.most_common(2)
+        if others and others[0][1] == often:
+            found[name] = TIED
+    return found
+
+
+def declared(kinds: Sequence[type[Message]]) -> tuple[dict[str, str], set[str]]:
+    """Of the entries of messages, by name, how they merge; and which of them must be there."""
+    found, needed = {"weight": "records"}, set[str]()
+    for each in (f for kind in kinds for f in kind._kinds.values()):
+        what, product = each.metadata["kind"], each.metadata["factor"]
+        names = [f"{each.name}.{part}" for part in parts(product)] if what == "product" else [each.name]
+        found |= dict.fromkeys(names, what)
+        needed |= set(names) if each.default is MISSING else set()
+    return found, needed
+
+
+def fault(
+    report: Report, kinds: Sequence[type[Message]], shapes: Mapping[str, Shape], largest: float = MOST
+) -> str | None:
     """A clause on what of a report is not as its messages declare, from whoever it comes; None where all is.
 
     Whether its numbers are finite is ``is_finite``'s.
 
     Args:
-        report: of a client that no mechanism has changed.
+        report: of a client.
         kinds: the messages that are asked for.
         shapes: by name, those that are known. An entry that no message declares has its name here.
+        largest: weight of a client.
     """
-    declared: dict[str, str] = {"weight": "records"}
-    needed = set[str]()
-    for each in (f for kind in kinds for f in kind._kinds.values()):
-        what, product = each.metadata["kind"], each.metadata["factor"]
-        names = [f"{each.name}.{part}" for part in parts(product)] if what == "product" else [each.name]
-        declared |= dict.fromkeys(names, what)
-        needed |= set(names) if each.default is MISSING else set()
+    known, needed = declared(kinds)
     if missing := sorted(needed - report.keys()):
         return f"it lacks {missing[0]!r}"
     for name, term in report.items():
-        what = declared.get(name, "" if name in shapes else "unknown")
+        what = known.get(name, "" if name in shapes or AS in name else "unknown")
         number = term.number if isinstance(term, Count) else term.weight if isinstance(term, Weighted) else 0.0
         if what == "unknown":
             return f"nothing asks for {name!r}"
         if isinstance(term, Count):
             wrong = what not in ("", "records", "count", "sum", "stack")
         else:
-            wrong = what in ("records", "count") or tensor_of(term).dtype not in REAL
+            dtype = tensor_of(term).dtype
+            wrong = what in ("records", "count") or (dtype not in REAL and (what != "" or dtype.is_floating_point))
         if wrong:
             return f"{name!r} is a {'number' if isinstance(term, Count) else f'tensor of {tensor_of(term).dtype}'}"
-        if not 0 <= number <= MOST:
-            return f"{name!r} has the number {number:g}, and there are from 0 to {MOST:g} records"
-        if name in shapes and tensor_of(term).shape != shapes[name]:
-            return f"{name!r} has the shape {list(tensor_of(term).shape)}, not {list(shapes[name])}"
+        most = MOST if what == "count" else largest
+        if not 0 <= number <= most:
+            return f"{name!r} has the number {number:g}, and there are from 0 to {most:g} records"
+        own = shape_of(term)
+        right = shapes.get(name, _named_shape(name) if AS in name else own)
+        if right == TIED:
+            return f"as many answers give {name!r} another shape as give it its own, and nobody knows which is right"
+        if own != right:
+            return f"{name!r} has the shape {_told(own)}, not {_told(right)}"
+        if AS in name and own is not None and name + "/weight" not in report:
+            return f"it lacks {name + '/weight'!r}"
     return None
+
+
+def _named_shape(name: str) -> Shape:
+    """The shape that stands in an entry's name."""
+    told = name.split(AS)[1].split("x")
+    return None if name.endswith("/weight") else torch.Size([int(each) if each.isdecimal() else -1 for each in told])
+
+
+def _told(shape: Shape) -> str:
+    return "of a number" if shape is None else str(list(shape))
 
 
 @dataclass(frozen=True)

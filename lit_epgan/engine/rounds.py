@@ -17,20 +17,23 @@ from lit_epgan.engine.collectives import all_reduce, gather_objects, rank, ranks
 from lit_epgan.engine.divergence import Causes, ReportNorms, largest_norm, overflowing
 from lit_epgan.engine.mechanisms import MASKS, NOISE, Mechanism, refuse_buffers, refuse_single_reports
 from lit_epgan.engine.messages import (
-    AS,
     MOST,
+    TIED,
     Aggregator,
     Combination,
     Report,
+    Shape,
     Stack,
     Task,
     Total,
+    common_shapes,
+    declared,
     fault,
     is_finite,
     nbytes,
     norm,
     scalar,
-    tensor_of,
+    shape_of,
 )
 from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.private import Private, PrivateStates
@@ -40,6 +43,8 @@ from lit_epgan.errors import UserError
 from lit_epgan.listing import few
 from lit_epgan.randomness import derive_seed, seed_streams
 
+NOT_ASKED = "its answer is not as it was asked for"
+NOT_FINITE = "its update is not finite"
 BUDGET = ("clients", "steps", "bytes_up", "bytes_down")
 HIDDEN = "whose update it was is hidden: lower the learning rate, or bound updates by a mechanism such as NormClipping"
 CLIPPED = "whose update it was is hidden, and each is clipped: lower the noise, or the server's learning rate"
@@ -182,7 +187,7 @@ class Round:
     Attributes:
         exchange: the question that is being asked; None when the round is over.
         asked: this rank's clients that are to answer it.
-        dropped: this rank's clients whose update was left out.
+        why: this rank's clients whose update was left out, and the cause.
         budget: when the round is over: local steps, bytes sent up and down, each the mean over the round's clients.
     """
 
@@ -197,9 +202,7 @@ class Round:
             federation.mechanism.round_begins(number)
         server.chains = federation.sampler.draw(federation.active, server.seed, number)
         self._budget, self._worked = Counter[str](), set[int]()
-        self.dropped: list[int] = []
-        self._silent: list[int] = []
-        self._wrong: list[int] = []
+        self.why: dict[int, str] = {}
         self._causes = Causes(federation.names, number, server.flat, federation.tensors)
         self._norms = ReportNorms(federation.names, number)
         self._exchanges = 0
@@ -210,6 +213,11 @@ class Round:
         self._generator = federation.algorithm.round(server)
         self.exchange: Exchange | None = next(self._generator, None)
         self._ask()
+
+    @property
+    def dropped(self) -> list[int]:
+        """This rank's clients whose update was left out."""
+        return list(self.why)
 
     def _ask(self) -> None:
         """Get ready for the present exchange; a round without anybody to ask is over."""
@@ -227,7 +235,7 @@ class Round:
                 f"{type(federation.algorithm).__name__} asks clients beside the round's cohort, which its mechanism's "
                 "guarantee does not cover: leave the private mechanism out"
             )
-        self.asked = [k for k in to if k % ranks() == rank() and k not in self.dropped]
+        self.asked = [k for k in to if k % ranks() == rank() and k not in self.why]
         self._answers = (exchange.answer or federation.algorithm.Report, *exchange.beside)
         self._shapes = self._known_shapes(exchange.training)
         named: dict[str, Aggregator] = {name: Stack() for kind in self._answers for name in kind.stacked()}
@@ -239,31 +247,41 @@ class Round:
         aggregator = copy.deepcopy(federation.aggregator)
         self._combination = Combination(named, aggregator, federation.server.parameters.device)
 
-    def _known_shapes(self, training: bool) -> dict[str, torch.Size]:
+    def _known_shapes(self, training: bool) -> dict[str, Shape]:
         """Of the entries that no message declares, and of the change of all parameters."""
-        federation, shapes = self._federation, dict[str, torch.Size]()
+        federation, shapes = self._federation, dict[str, Shape]()
+        if federation.mechanism is not None:
+            shapes |= federation.mechanism.adds
         if self._answers[0] is Algorithm.Report:
             shapes["change"] = federation.server.parameters.shape
         if training:
-            shapes[WEIGHT] = torch.Size([1])
+            shapes[WEIGHT] = None
             for name, tensor in federation.tensors.server.items():
                 shapes[PREFIX + name] = torch.Size([*tensor.shape, 2]) if tensor.is_complex() else tensor.shape
             if federation.networks.server is not None:
                 shapes[NETWORKS] = federation.networks.server.shape
         return shapes
 
-    def _fault(self, answer: Answer) -> str | None:
-        """What of an answer is not as it was asked for; nobody knows where a mechanism has changed it."""
-        if self._federation.mechanism is not None:
-            return None
-        if not 0 <= answer.steps <= MOST:
-            return f"it counts {answer.steps} steps"
-        report = {name: term for name, term in answer.report.items() if AS not in name}  # of a shape of their own
-        found = fault(report, self._answers, self._shapes)
+    def settle(self, reports: Iterable[Report]) -> None:
+        """Where messages leave a shape open, that of most of the exchange's reports is right; comes before ``receive``.
+
+        Without it the first report decides, as in one process, whose clients run the same code. Under a private
+        mechanism who sends buffers that at most half of the clients send is left out, and the round is not refused.
+        """
+        known, reports = declared(self._answers)[0], list(reports)
+        self._shapes = {name: shape for name, shape in common_shapes(reports).items() if name in known} | self._shapes
+        if self._private:
+            sent = Counter(name for report in reports for name in report if name.startswith(PREFIX))
+            self._shapes |= {name: TIED for name, times in sent.items() if 2 * times <= len(reports)}
+
+    def fault(self, report: Report) -> str | None:
+        """What of a report is not as it was asked for, in a clause."""
+        mechanism = self._federation.mechanism
+        found = fault(report, self._answers, self._shapes, MOST if mechanism is None else mechanism.max_weight)
         if found is None:
             stacked = {name for kind in self._answers for name in kind.stacked()}
             for name in report.keys() - self._shapes.keys() - stacked:
-                self._shapes[name] = tensor_of(report[name]).shape  # which the others' must have, too
+                self._shapes[name] = shape_of(report[name])  # which the others' must have, too
         return found
 
     def _end(self) -> None:
@@ -306,7 +324,7 @@ class Round:
     def receive(self, client: int, answer: Answer, look: Callable[[], str | None] = lambda: None) -> None:
         """Take in a client's answer; one that is not finite, or not as its message declares, is left out.
 
-        A warning names the client.
+        A warning names the client; under a private mechanism it does not, and says nothing of what was sent.
 
         Args:
             client: its index.
@@ -314,11 +332,13 @@ class Round:
             look: looks for the cause in the client's data, where they are at hand.
         """
         federation, name = self._federation, self._federation.names[client]
-        if (wrong := self._fault(answer)) is not None:
+        whose = "a client" if self._private else f"client {name!r}"
+        wrong = self.fault(answer.report) if 0 <= answer.steps <= MOST else f"it counts {answer.steps} steps"
+        if wrong is not None:
             federation.private.forget(name, answer.private)
-            self.dropped.append(client)
-            self._wrong.append(client)
-            warnings.warn(f"round {self.number}: the answer of client {name!r} is left out: {wrong}", stacklevel=2)
+            self.why[client] = NOT_ASKED if self._private else f"{NOT_ASKED}: {wrong}"
+            told = "it is not as it was asked for" if self._private else wrong
+            warnings.warn(f"round {self.number}: the answer of {whose} is left out: {told}", stacklevel=2)
             return
         self._worked.add(client)
         self._budget["steps"] += answer.steps
@@ -333,11 +353,12 @@ class Round:
                 self._norms.add(client, size)
         else:
             federation.private.forget(name, answer.private)
-            self.dropped.append(client)
-            cause = self._causes.find(client, answer.report, federation.server.parameters, look)
+            self.why[client] = NOT_FINITE
+            find, parameters = self._causes.find, federation.server.parameters
+            cause = None if self._private else find(client, answer.report, parameters, look)
             # not on rank 0 alone: only the rank that trained the client knows
             warnings.warn(
-                f"round {self.number}: the update of client {name!r} is not finite and is left out"
+                f"round {self.number}: the update of {whose} is not finite and is left out"
                 + (f"; {cause}" if cause else ""),
                 stacklevel=2,
             )
@@ -366,7 +387,7 @@ class Round:
         """
         warnings.warn(f"round {self.number} is void: {why}; the server's model stays as it was", stacklevel=2)
         self.abandon()
-        self.dropped += [k for k in self._federation.server.cohort if k not in self.dropped]
+        self.why = dict.fromkeys(self._federation.server.cohort, "the round is void") | self.why
         self.exchange, self.asked = None, []
         self._finish()
 
@@ -379,8 +400,7 @@ class Round:
         """
         name = self._federation.names[client]
         self._federation.private.forget(name)
-        self.dropped.append(client)
-        self._silent.append(client)
+        self.why[client] = why
         warnings.warn(f"round {self.number}: client {name!r} is left out: {why}", stacklevel=2)
 
     @torch.no_grad()
@@ -410,8 +430,8 @@ class Round:
         self._norms.close()
         last = exchange.training and exchange.merge and not self._merging.waits
         if not total.sums and not total.each:
-            everywhere = gather_objects((self.dropped, self.asked))
-            dropped = sorted(k for here, _ in everywhere for k in here)
+            everywhere = gather_objects((self.why, self.asked))
+            dropped = {k: why for here, _ in everywhere for k, why in here.items()}
             asked = {k for _, here in everywhere for k in here}
             if dropped and (last or (not exchange.training and asked <= set(dropped))):
                 raise UserError(self._nothing(dropped))
@@ -456,15 +476,17 @@ class Round:
     def _safe(self) -> str:
         return ". The last checkpoint holds the round before" if self.number else ""
 
-    def _nothing(self, dropped: list[int]) -> str:
-        names = few([self._federation.names[k] for k in dropped])
-        if set(dropped) == set(self._silent):
-            return f"round {self.number}: no client has answered, so there is nothing to merge ({names}){self._safe}"
-        if set(dropped) == set(self._wrong):
-            return f"round {self.number}: no client's answer is as it was asked for (left out: {names}){self._safe}"
+    def _nothing(self, dropped: Mapping[int, str]) -> str:
+        names = self._federation.names
+        if set(dropped.values()) != {NOT_FINITE}:
+            left_out = few([f"{names[k]}: {why}" for k, why in sorted(dropped.items())], between="; ")
+            return (
+                f"round {self.number}: no client's answer counts, so there is nothing to merge ({left_out}){self._safe}"
+            )
+        left_out = few([names[k] for k in sorted(dropped)])
         return (
-            f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {names}); "
-            f"{self._causes.advice(dropped)}{self._safe}"
+            f"round {self.number}: no client's update is finite, so there is nothing to merge (left out: {left_out}); "
+            f"{self._causes.advice(sorted(dropped))}{self._safe}"
         )
 
     def _seed(self, *words: int | str) -> None:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -13,10 +14,16 @@ from lit_epgan.engine.private import Private
 from lit_epgan.engine.runner import Answer
 
 LENGTH = 8  # bytes of the header's length
+LARGE = 1000  # numbers of a tensor, from which on it is halved: counters and bounds stay exact
+FLOATS = {"float32": torch.float32, "float64": torch.float64}
 
 
-def encode_task(task: Task) -> bytes:
-    """A task as bytes; what the client knows already is left out."""
+def encode_task(task: Task, half: bool = False) -> bytes:
+    """A task as bytes; what the client knows already is left out.
+
+    With ``half`` large floating tensors travel as bfloat16: each number is rounded to 8 binary digits, a relative error
+    of at most 2^-8.
+    """
     header = {
         "client": task.client,
         "round": task.round,
@@ -27,7 +34,7 @@ def encode_task(task: Task) -> bytes:
         "known": sorted(task.known),
         "again": task.again,
     }
-    return _packed(header, {name: t for name, t in task.received.items() if name not in task.known})
+    return _packed(header, {name: t for name, t in task.received.items() if name not in task.known}, half)
 
 
 def decode_task(data: bytes, cache: dict[str, Tensor]) -> Task:
@@ -47,15 +54,15 @@ def decode_task(data: bytes, cache: dict[str, Tensor]) -> Task:
     return Task(*what, received, frozenset(header["kept"]), frozenset(header["known"]), header.get("again", False))
 
 
-def encode_answer(answer: Answer) -> bytes:
-    """An answer as bytes, without the client's private state, which stays where it is."""
+def encode_answer(answer: Answer, half: bool = False) -> bytes:
+    """An answer as bytes, without the client's private state, which stays where it is; ``half`` as for a task."""
     terms = answer.report
     header = {
         "steps": answer.steps,
         "weights": {name: term.weight for name, term in terms.items() if isinstance(term, Weighted)},
         "counts": {name: list(term) for name, term in terms.items() if isinstance(term, Count)},
     }
-    return _packed(header, {name: tensor_of(term) for name, term in terms.items() if not isinstance(term, Count)})
+    return _packed(header, {name: tensor_of(term) for name, term in terms.items() if not isinstance(term, Count)}, half)
 
 
 def decode_answer(data: bytes) -> Answer:
@@ -78,12 +85,20 @@ def _number(value: Any) -> float:
     return value
 
 
-def _packed(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    words = json.dumps(header).encode()
+def halved(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the tensors that travel in half their size, as bfloat16."""
+    return {n: t.bfloat16() for n, t in tensors.items() if t.dtype in FLOATS.values() and t.numel() >= LARGE}
+
+
+def _packed(header: Mapping[str, Any], tensors: Mapping[str, Tensor], half: bool) -> bytes:
+    smaller = halved(tensors) if half else {}
+    types = {name: str(tensors[name].dtype).removeprefix("torch.") for name in smaller}
+    words, tensors = json.dumps({**header, "types": types}).encode(), {**tensors, **smaller}
     body = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     return len(words).to_bytes(LENGTH, "little") + words + body
 
 
 def _unpacked(data: bytes) -> tuple[Any, dict[str, Tensor]]:
     end = LENGTH + int.from_bytes(data[:LENGTH], "little")
-    return json.loads(data[LENGTH:end]), load(data[end:])
+    header, tensors = json.loads(data[LENGTH:end]), load(data[end:])
+    return header, tensors | {name: tensors[name].to(FLOATS[dtype]) for name, dtype in header["types"].items()}

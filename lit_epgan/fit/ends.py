@@ -14,7 +14,7 @@ from lit_epgan.atomic import write_text
 from lit_epgan.carriers.contributions import PAGE, Contribution, Contributions, operator_page
 from lit_epgan.carriers.policy import Policy, ReportFilter
 from lit_epgan.carriers.protocol import LEAST, Endpoint, Frame, Kind, answer_to, endpoint
-from lit_epgan.carriers.remote_clients import RemoteClients, Shapes, agreed
+from lit_epgan.carriers.remote_clients import RemoteClients, agreed
 from lit_epgan.carriers.remote_server import RemoteRound, RemoteServer
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.elsewhere import place as take_place
@@ -89,11 +89,14 @@ class AtServer(Alone):
         self._parts: list[Contribution] = []  # each client's, in the round
 
     def begin(self, federation: Federation, runner: ClientRunner, trainer: Trainer) -> None:
-        """Wait until all clients are there, or have been waited for."""
+        """Wait until all clients are there, or have been waited for. UserError: messages of half size are no place for
+        what is promised."""
         terms = self._terms
+        if terms.half:
+            refuse_rounding(terms.secure, federation.mechanism)
         self._federation, self._rounds = federation, trainer.max_epochs
         self._clients = clients = RemoteClients(
-            self._listener, federation.names, terms.patience, terms.largest, self._settings
+            self._listener, federation.names, terms.patience, terms.largest, self._settings, terms.half
         )
         clients.meet(federation.active, terms.gather)
         missing = [federation.names[k] for k in federation.active if k not in clients.present]
@@ -119,7 +122,8 @@ class AtServer(Alone):
                 round_.close()
         clients.over(number, round_.dropped)
         for k, part in enumerate(self._parts):
-            part.counted = part.asked and k not in round_.dropped
+            part.counted = part.asked and k not in round_.why
+            part.why = round_.why.get(k, "") if part.asked else ""
         self._contributions.note(number, dict(zip(federation.names, self._parts, strict=True)))
         self._show()
 
@@ -135,29 +139,19 @@ class AtServer(Alone):
     ) -> None:
         """Ask everybody who is to be asked, and take in what they answer."""
         answers = list(clients.ask(tasks))  # all of them, for most of them say which shapes are right
-        sent = next(iter(tasks.values())).received if tasks else {}
-        shapes = Shapes([answer.report for _, answer in answers if answer is not None], sent)
+        round_.settle(answer.report for _, answer in answers if answer is not None)
         for k, answer in answers:
-            if answer is not None and (misfit := shapes.misfit(answer.report)):
-                clients.lose(k, misfit)
-                answer = None
             if answer is None:
-                self._leave_out(round_, k, clients.why(k))
+                round_.leave_out(k, clients.why(k))
                 continue
             self._heard(clients, k)
             answer.private.delivered = delivered[k]
             round_.receive(k, answer)
-            if k in round_.dropped:
-                self._parts[k].why = "its update is not finite"
 
     def _heard(self, clients: RemoteClients, k: int) -> None:
         heard, part = clients.heard.pop(k, None), self._parts[k]
         if heard is not None:
             part.seconds, part.bytes = part.seconds + heard.seconds, part.bytes + heard.bytes
-
-    def _leave_out(self, round_: Round, k: int, why: str) -> None:
-        self._parts[k].why = why
-        round_.leave_out(k, why)
 
     def _check(self, number: int, clients: RemoteClients) -> None:
         here = len(clients.present)
@@ -221,14 +215,20 @@ class AtSecureServer(AtServer):
         ):
             self._heard(clients, k)
             if trouble != "":
-                self._leave_out(round_, k, clients.why(k) if trouble is None else trouble)
+                round_.leave_out(k, clients.why(k) if trouble is None else trouble)
+        round_.settle(summed.members.values())
         members = [k for k in tasks if names[k] in summed.members]
+        for k in members:
+            if (wrong := round_.fault(summed.members[names[k]])) is not None:
+                round_.leave_out(k, wrong)
+                del summed.members[names[k]]
+        members = [k for k in members if names[k] in summed.members]
         if not members:
             return  # the round, when it is closed, says so
         if len(members) < LEAST:
-            left_out = few([f"{names[k]}: {part.why}" for k, part in enumerate(self._parts) if part.why], between="; ")
+            left_out = few([f"{names[k]}: {why}" for k, why in sorted(round_.why.items())], between="; ")
             missing = f"; {left_out}" if left_out else ""
-            self._void(round_, f"{len(members)} institutions are ready, of at least {LEAST}{missing}")
+            round_.void(f"{len(members)} institutions are ready, of at least {LEAST}{missing}")
             return
         told, lost = Frame(Kind.SET, summed.told()), []
         for k, words in clients.gather(
@@ -236,20 +236,14 @@ class AtSecureServer(AtServer):
         ):
             self._heard(clients, k)
             if words is None:
-                self._leave_out(round_, k, clients.why(k))
+                round_.leave_out(k, clients.why(k))
                 lost.append(names[k])
             else:
                 summed.add(words)
         if lost:
-            self._void(round_, f"{few(lost)} got lost when the others had masked for it")
+            round_.void(f"{few(lost)} got lost when the others had masked for it")
         else:
             round_.receive_sum({k: Private(delivered=delivered[k]) for k in members}, *summed.total())
-
-    def _void(self, round_: Round, why: str) -> None:
-        round_.void(why)
-        for part in self._parts:
-            if part.asked and not part.why:
-                part.why = "the round is void"
 
 
 class AtInstitution(Alone):
@@ -266,7 +260,9 @@ class AtInstitution(Alone):
         client, masking = list(names).index(where.name), _masking(where, names, report_filter.policy)
         self._shared = SharedClient() if ranks() > 1 else None
         link = where.called(STARTING) if rank() == 0 else None
-        self._server = RemoteServer(link, where.name, client, report_filter, agreed(settings), masking)
+        self._server = RemoteServer(
+            link, where.name, client, report_filter, agreed(settings), masking, where.terms.half
+        )
 
     def sampler(self, sampler: Sampler) -> Sampler:
         """Whoever draws the cohorts, this process has one client."""
@@ -326,6 +322,19 @@ class AtInstitution(Alone):
     def end(self) -> None:
         """The server knows: it has counted the rounds, or will miss this institution."""
         self._server.close()
+
+
+def refuse_rounding(secure: bool, mechanism: Mechanism | None) -> None:
+    """Refuse messages of half size where numbers must arrive as they were sent.
+
+    Raises:
+        UserError: naming what would break.
+    """
+    why = "masks cancel in whole numbers alone, so nothing of a masked sum may be rounded" if secure else ""
+    if mechanism is not None and not mechanism.by_record:
+        why = f"{type(mechanism).__name__} bounds each report, and rounding may put one above the bound"
+    if why:
+        raise UserError(f"messages of half size are refused: {why}. Leave --half_messages out")
 
 
 def refuse_idle_policy(path: str | None) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lit_epgan.carriers.protocol import endpoint
 from lit_epgan.engine import Federation
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
 from lit_epgan.errors import UserError
@@ -34,7 +35,8 @@ class FederationState:
             federation: this fit's.
             data: what a checkpoint must agree with beside the clients' names: the data module's ``seed``, and, where
                 they may be told, ``records``, each client's number of them.
-            accept_changes: whether ``data`` may differ.
+            accept_changes: whether ``data`` may differ. Where each client has data of its own elsewhere, others may be
+                new behind those of the checkpoint, too: each goes on as one that has not been asked before.
 
         Raises:
             UserError: the checkpoint is of other clients or data.
@@ -44,10 +46,13 @@ class FederationState:
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
-        if loaded["client_names"] != federation.names:
+        before, where = loaded["client_names"], endpoint()
+        apart = where is not None and bool(where.terms.names)
+        if before != (federation.names[: len(before)] if apart and accept_changes else federation.names):
+            joins = "; clients that are new behind the others are taken in by --accept_changes true" if apart else ""
             raise UserError(
-                f"the checkpoint's federation has the clients {few(loaded['client_names'])}, this one "
-                f"{few(federation.names)}: resume with the data settings that the run was started with"
+                f"the checkpoint's federation has the clients {few(before)}, this one {few(federation.names)}: resume "
+                f"with the data settings that the run was started with{joins}"
             )
         if not accept_changes:
             _refuse_other_data(loaded, data, federation.names)

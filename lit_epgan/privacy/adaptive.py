@@ -1,7 +1,7 @@
 """A clipping bound that follows the clients' norms, at a price that is part of the guarantee."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,8 @@ class AdaptiveNoise(CentralNoise):
     Raises:
         UserError: an argument is out of its range; ``count_noise`` is too small for z.
     """
+
+    adds: Mapping[str, torch.Size] = {BELOW: torch.Size([1])}
 
     def __init__(
         self,

@@ -82,6 +82,7 @@ class CentralNoise(Mechanism):
     """
 
     private = True
+    max_weight = 1.0
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lit_epgan.engine import Message, Server, merged, scalar
 
-KNOWN, WEIGHT = "known", "known_weight"
+KNOWN, WEIGHT, CLIENTS = "known", "known_weight", "all_clients"
 
 
 class Counted(Message):
@@ -26,12 +26,13 @@ def count(server: Server, report: Any) -> None:
     for name, new in ((KNOWN, report.new), (WEIGHT, report.new_records)):
         known = server.state[name]
         server.state[name] = known + new.to(known.device)
+    server.state[CLIENTS] = scalar(server.clients)
 
 
 def all_records(server: Server) -> float:
     """sum n_k over all clients; who is not known yet is taken to hold as many records as those known, on average.
 
-    It is 1 as long as nobody has any.
+    It is 1 as long as nobody has any. A client that is new in a training that goes on counts from ``count`` on.
     """
     known, weight = float(server.state[KNOWN]), float(server.state[WEIGHT])
-    return weight * server.clients / known if weight > 0 else 1.0
+    return weight * float(server.state.get(CLIENTS, scalar(server.clients))) / known if weight > 0 else 1.0
