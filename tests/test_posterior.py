@@ -16,7 +16,7 @@ from lit_epgan.bayes.posterior import Posterior, curvature, predict
 from lit_epgan.callbacks import PosteriorPredictive, PredictionWriter
 from lit_epgan.callbacks.posterior_predictive import risk_by_coverage, scored
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.engine import PlainFederation
+from lit_epgan.engine import NormClipping, PlainFederation
 from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedProx, LaplacePosterior
 from lit_epgan.federated.bayesian.laplace import PRIORS, SCALES, STATE
@@ -260,6 +260,8 @@ def test_what_cannot_be_is_said_in_a_sentence(tmp_path: Path) -> None:
         run(classifier(), LaplacePosterior(1, head="top"))
     with pytest.raises(UserError, match="choose last_layer or diagonal"):
         run(classifier(width=3000), LaplacePosterior(1, structure="full"))
+    with pytest.raises(UserError, match="NormClipping would clip to nothing"):
+        run(classifier(), LaplacePosterior(1), mechanism=NormClipping(1.0))
     trainer = run(classifier(), LaplacePosterior(2), callbacks=[PosteriorPredictive()], folder=tmp_path)
     with pytest.raises(UserError, match="one round more than its rounds"):
         trainer.test(trainer.lightning_module, datamodule=data("classification"), verbose=False)

@@ -114,6 +114,7 @@ class Algorithm:
 
     Attributes:
         on_server: submodules whose buffers clients neither change nor need: they are not sent.
+        clipped: whether its messages still mean something where a mechanism clips them.
     """
 
     class Report(Message):
@@ -126,6 +127,7 @@ class Algorithm:
         change: Tensor = merged("mean")
 
     on_server: Sequence[str] = ()
+    clipped = True
 
     def selects(self, module: nn.Module) -> bool:
         """Whether clients look at some of their records only, as those of a class: whether one has any is secret."""

@@ -102,6 +102,8 @@ class LaplacePosterior(Around):
         alike: Tensor = merged("sum")
         outputs: float = merged("records")
 
+    clipped = False
+
     def __init__(
         self,
         rounds: int,
