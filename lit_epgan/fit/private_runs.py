@@ -215,8 +215,8 @@ class MechanismInFit:
             )
         if self.mechanism is not None and not algorithm.clipped:
             raise UserError(
-                f"{type(algorithm).__name__} sends sums that {type(self.mechanism).__name__} would clip to nothing: train "
-                "under the mechanism without it, or with it and without the mechanism"
+                f"{type(algorithm).__name__} sends sums that {type(self.mechanism).__name__} would clip to nothing: "
+                "leave one of them out"
             )
         rounds = range(trainer.current_epoch, trainer.max_epochs or 0)
         exchanges = algorithm.exchanges(rounds.start, rounds.stop)
