@@ -85,8 +85,8 @@ class Network(nn.Module):
         return self.head(self.backbone(x))
 
 
-def trained(data: Data, seed: int, epochs: int, structure: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The model of so many rounds of FedAvg, and the server's state with its posterior."""
+def trained(data: Data, seed: int, epochs: int, structure: str | None) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The model of so many rounds of FedAvg, and the server's state with its posterior, if a structure is given."""
     names = list(data.train)
 
     def batches(client: int, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -95,7 +95,7 @@ def trained(data: Data, seed: int, epochs: int, structure: str) -> tuple[nn.Modu
             order = torch.randperm(len(x), generator=generator_for(seed, round_, client, epoch))
             yield from ((x[rows], y[rows]) for rows in order.split(BATCH))
 
-    algorithm = LaplacePosterior(ROUNDS, structure=structure)  # type: ignore[arg-type]
+    algorithm = LaplacePosterior(ROUNDS, structure=structure or "last_layer")  # type: ignore[arg-type]
     module = Network(seed)
     federation = PlainFederation(
         algorithm,
@@ -108,7 +108,7 @@ def trained(data: Data, seed: int, epochs: int, structure: str) -> tuple[nn.Modu
     )
     federation.model.data = lambda client, round_: iter([data.train[names[client]]])
     federation.model.held_out = lambda client: iter([data.held[names[client]]] if names[client] in data.held else [])
-    federation.run(ROUNDS + 1)
+    federation.run(ROUNDS + (structure is not None))
     return module.eval(), dict(federation.server.state)
 
 
@@ -145,7 +145,7 @@ def one(seed: int, setting: dict[str, Any]) -> dict[str, dict[str, float]]:
     with torch.enable_grad():
         module, state = trained(data, seed, epochs, "last_layer")
         diagonal, diagonal_state = trained(data, seed, epochs, "diagonal")
-        members = [module, *(trained(data, seed + 1000 * k, epochs, "last_layer")[0] for k in range(1, MEMBERS))]
+        members = [module, *(trained(data, seed + 1000 * k, epochs, None)[0] for k in range(1, MEMBERS))]
         together = Data({"all": whole(data.train)}, {"all": whole(data.held)}, data.test)
         pooled, pooled_state = trained(together, seed, 1, "last_layer")
 

@@ -11,6 +11,7 @@ from lit_epgan.bayes.posterior import (
     Likelihood,
     Posterior,
     curvature,
+    jacobians,
     negative_log_likelihood,
     predict,
 )
@@ -217,22 +218,25 @@ class LaplacePosterior(Around):
         candidates = [posterior.with_prior(prior) for prior in PRIORS]
         with evaluating(module):
             for x, targets in self._records(client.held_out()):
-                plain = module(x)
-                outputs += len(x) if self.likelihood == "classification" else plain.numel()
-                for row, each in enumerate(candidates):
-                    means, covariances = each.outputs(module, uncertain, x)
-                    if self.likelihood == "regression":
-                        loss[row] += gaussian_loss(means, covariances, each.noise, targets)
-                        continue
-                    for column, scale in enumerate(SCALES):
-                        found = predict(means / scale, covariances / scale**2, TUNING_DRAWS)
-                        own = found.probabilities.gather(1, targets.unsqueeze(1))
-                        loss[row, column] -= own.clamp_min(1e-30).log().sum()
-                        bins = torch.bucketize(found.information, edges().to(mean.device)[:-1])
-                        alike[row, column] += torch.bincount(bins, minlength=BINS)
-                if self.likelihood == "classification":
-                    for column, scale in enumerate(SCALES):
-                        loss[-1, column] += negative_log_likelihood(plain / scale, targets, self.likelihood)
+                start = 0
+                for means, jacobian in jacobians(module, uncertain, x):
+                    part = targets[start : start + len(means)]
+                    start += len(means)
+                    outputs += len(means) if self.likelihood == "classification" else means.numel()
+                    for row, each in enumerate(candidates):
+                        covariances = each.covariance(jacobian)
+                        if self.likelihood == "regression":
+                            loss[row] += gaussian_loss(means, covariances, each.noise, part)
+                            continue
+                        for column, scale in enumerate(SCALES):
+                            found = predict(means / scale, covariances / scale**2, TUNING_DRAWS)
+                            own = found.probabilities.gather(1, part.unsqueeze(1))
+                            loss[row, column] -= own.clamp_min(1e-30).log().sum()
+                            bins = torch.bucketize(found.information, edges().to(mean.device)[:-1])
+                            alike[row, column] += torch.bincount(bins, minlength=BINS)
+                    if self.likelihood == "classification":
+                        for column, scale in enumerate(SCALES):
+                            loss[-1, column] += negative_log_likelihood(means / scale, part, self.likelihood)
         return self.HeldOut(loss=loss, alike=alike, outputs=outputs)
 
     @staticmethod
