@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics.classification import MulticlassCalibrationError
 
-from lit_epgan.bayes.posterior import Posterior, predict
+from lit_epgan.bayes.posterior import GaussianPosterior, predict
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.engine.parameters import matches
@@ -45,7 +45,7 @@ class PosteriorPredictive(Callback):
     """
 
     def __init__(self) -> None:
-        self._posterior: Posterior | None = None
+        self._posterior: GaussianPosterior | None = None
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]

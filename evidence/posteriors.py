@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import binary_auroc, multiclass_calibration_error
 
 from benchmarks.side_by_side import markdown, options, publish
-from lit_epgan.bayes.posterior import Posterior, Prediction, predict
+from lit_epgan.bayes.posterior import GaussianPosterior, Prediction, predict
 from lit_epgan.callbacks.posterior_predictive import BINS, risk_by_coverage, scored
 from lit_epgan.datamodules import ImageDataModule
 from lit_epgan.engine import PlainFederation
@@ -125,7 +125,7 @@ def judged(probabilities: Tensor, labels: Tensor, unlike: Tensor, like: Tensor) 
 
 
 def by_posterior(
-    module: nn.Module, posterior: Posterior, scale: float, names: Sequence[str]
+    module: nn.Module, posterior: GaussianPosterior, scale: float, names: Sequence[str]
 ) -> Callable[[Tensor], Any]:
     uncertain = {n: p.detach() for n, p in module.named_parameters() if n.startswith(tuple(names))}
 

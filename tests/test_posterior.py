@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian
 
 from lit_epgan.bayes import posterior as bayes
-from lit_epgan.bayes.posterior import Posterior, curvature, predict
+from lit_epgan.bayes.posterior import GaussianPosterior, curvature, predict
 from lit_epgan.callbacks import PosteriorPredictive, PredictionWriter
 from lit_epgan.callbacks.posterior_predictive import risk_by_coverage, scored
 from lit_epgan.datamodules import FederatedDataModule
@@ -68,7 +68,10 @@ def test_density_and_draws_are_those_of_the_gaussian() -> None:
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(4, 4, dtype=torch.float64, generator=generator)
     mean = torch.randn(4, dtype=torch.float64, generator=generator)
-    for found in (Posterior(mean, root @ root.T, 2.0, 1.5, 0.5), Posterior(mean, root.square().sum(0), 2.0, 1.5, 0.5)):
+    for found in (
+        GaussianPosterior(mean, root @ root.T, 2.0, 1.5, 0.5),
+        GaussianPosterior(mean, root.square().sum(0), 2.0, 1.5, 0.5),
+    ):
         precision = found.curvature / 0.75
         precision = (precision if precision.dim() == 2 else precision.diag()) + 2 * torch.eye(4)
         torch_s = torch.distributions.MultivariateNormal(mean, precision_matrix=precision)
@@ -92,7 +95,7 @@ def test_the_evidence_of_a_linear_regression_is_the_closed_form() -> None:
     log_likelihood = torch.distributions.Normal(x @ mode, math.sqrt(noise)).log_prob(y).sum()
     covariance = noise * torch.eye(30, dtype=torch.float64) + x @ x.T / prior
     exact = torch.distributions.MultivariateNormal(torch.zeros(30, dtype=torch.float64), covariance).log_prob(y)
-    found = Posterior(mode, x.T @ x, prior, noise=noise).log_evidence(float(log_likelihood))
+    found = GaussianPosterior(mode, x.T @ x, prior, noise=noise).log_evidence(float(log_likelihood))
     assert found == pytest.approx(float(exact), abs=1e-9)
 
 

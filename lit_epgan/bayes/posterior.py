@@ -114,7 +114,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Posterior:
+class GaussianPosterior:
     """N(mean, P^-1) of the parameters that are uncertain; the other ones are what they are.
 
     Attributes:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.bayes.posterior import (
+    GaussianPosterior,
     Likelihood,
-    Posterior,
     curvature,
     jacobians,
     negative_log_likelihood,
@@ -169,7 +169,7 @@ class LaplacePosterior(Around):
         found = yield Exchange(model, question="curvature", training=False, answer=self.Curvature)
         mean = torch.cat([p.flatten() for p in self._of(server.module, server.flat).values()])
         noise = 1.0 if self.likelihood == "classification" else float(2 * found.loss / found.outputs)
-        posterior = Posterior(mean, found.curvature, noise=noise)
+        posterior = GaussianPosterior(mean, found.curvature, noise=noise)
         log_likelihood = -float(found.loss) / noise
         if self.likelihood == "regression":
             log_likelihood -= float(found.outputs) / 2 * math.log(2 * math.pi * noise)
@@ -212,7 +212,7 @@ class LaplacePosterior(Around):
         """How well each setting predicts the records that the client has held out."""
         module, uncertain = client.module, self._of(client.module, client.flat)
         mean = torch.cat([p.flatten() for p in uncertain.values()])
-        posterior = Posterior(mean, sent["curvature"], noise=float(sent["noise"]))
+        posterior = GaussianPosterior(mean, sent["curvature"], noise=float(sent["noise"]))
         shape, exact = (len(PRIORS), len(SCALES)), {"dtype": torch.float64, "device": mean.device}
         loss, alike, outputs = torch.zeros(shape[0] + 1, shape[1], **exact), torch.zeros(*shape, BINS, **exact), 0
         candidates = [posterior.with_prior(prior) for prior in PRIORS]
@@ -240,7 +240,7 @@ class LaplacePosterior(Around):
         return self.HeldOut(loss=loss, alike=alike, outputs=outputs)
 
     @staticmethod
-    def posterior(state: Mapping[str, Tensor], by: Literal["held_out", "evidence"] = "held_out") -> Posterior:
+    def posterior(state: Mapping[str, Tensor], by: Literal["held_out", "evidence"] = "held_out") -> GaussianPosterior:
         """The posterior that a server's state holds, as a checkpoint has it.
 
         Args:
@@ -257,7 +257,7 @@ class LaplacePosterior(Around):
             )
         prior = float(state[STATE + ("prior_precision" if by == "held_out" else "evidence")])
         mean, found = state[STATE + "mean"], state[STATE + "curvature"]
-        return Posterior(mean, found, prior_precision=prior, noise=float(state[STATE + "noise"]))
+        return GaussianPosterior(mean, found, prior_precision=prior, noise=float(state[STATE + "noise"]))
 
     @staticmethod
     def _records(batches: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
