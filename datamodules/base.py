@@ -251,7 +251,7 @@ class FederatedDataModule(LightningDataModule):
         """One pass over a client's training data as the training step sees them, beside the round's own."""
         yield from self._placed(self.clients[client].batches(None, 1, self.seed, round_, client, "records"))
 
-    def held_out(self, client: int) -> Iterator[Any]:
+    def held_out_records(self, client: int) -> Iterator[Any]:
         """One pass over the records that a client holds out for validation; none where they are not one client's."""
         loader = self.val_dataloader()
         return self._placed(iter(loader.loaders.get(client, ())) if isinstance(loader, ValidationLoader) else iter(()))

@@ -256,20 +256,10 @@ def _passed_on(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (
-    "selects",
-    "build",
-    "network_optimizer",
-    "leave",
-    "sampler",
-    "trains",
-    "exchanges",
-    "start",
-    "begin",
-    "end",
-):
-    setattr(Around, _name, _passed_on(_name))
-for _name in ("train", "round", "samples", "guarantee"):
+PASSED_ON = (
+    "selects build network_optimizer leave sampler trains exchanges start begin end train round samples guarantee"
+)
+for _name in PASSED_ON.split():
     setattr(Around, _name, _passed_on(_name))
 
 

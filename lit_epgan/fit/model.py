@@ -110,7 +110,7 @@ def model_of(
         datamodule.records,
         lambda batches: client_gradient(module, flat, batches),
         lambda batches: client_loss(module, batches),
-        datamodule.held_out,
+        datamodule.held_out_records,
     )
 
 

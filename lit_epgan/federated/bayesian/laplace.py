@@ -213,8 +213,8 @@ class LaplacePosterior(Around):
         module, uncertain = client.module, self._of(client.module, client.flat)
         mean = torch.cat([p.flatten() for p in uncertain.values()])
         posterior = GaussianPosterior(mean, sent["curvature"], noise=float(sent["noise"]))
-        shape, exact = (len(PRIORS), len(SCALES)), {"dtype": torch.float64, "device": mean.device}
-        loss, alike, outputs = torch.zeros(shape[0] + 1, shape[1], **exact), torch.zeros(*shape, BINS, **exact), 0
+        shape, like = (len(PRIORS), len(SCALES)), mean.double()
+        loss, alike, outputs = like.new_zeros(shape[0] + 1, shape[1]), like.new_zeros(*shape, BINS), 0
         candidates = [posterior.with_prior(prior) for prior in PRIORS]
         with evaluating(module):
             for x, targets in self._records(client.held_out()):
