@@ -206,11 +206,11 @@ def report(args: Namespace, kept: dict[tuple[str, int], Any]) -> str:
         if len(found) > 1:
             parts.append(table(f"{name}, {len(found)} seeds", found).replace("# ", "## ", 1))
     text = (
-        f"{ROUNDS} rounds of FedAvg, SGD with a rate of {LR}, batches of {BATCH}; the rate is the best of .1, .2 and .5 "
-        "by held-out images of three other seeds, at clients and in one place. Mean and standard deviation over seeds. "
-        "NLL in nats a record; the ratio is a geometric mean. p is of paired t-tests of log NLL and of AUROC against the "
-        "same models with a temperature, not corrected for several comparisons. Temperature and prior precision are "
-        f"chosen by held-out sums, from {len(SCALES)} and ten values."
+        f"{ROUNDS} rounds of FedAvg, SGD with a rate of {LR}, batches of {BATCH}; the rate is the best of .1, .2 and "
+        ".5 by held-out images of three other seeds, at clients and in one place. Mean and standard deviation over "
+        "seeds. NLL in nats a record; the ratio is a geometric mean. p is of paired t-tests of log NLL and of AUROC "
+        "against the same models with a temperature, not corrected for several comparisons. Temperature and prior "
+        f"precision are chosen by held-out sums, from {len(SCALES)} and ten values."
     )
     return "\n\n".join(["# What the federation's posterior buys on digits", text, *parts]) + "\n"
 
