@@ -10,6 +10,7 @@ from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
 from lit_epgan.callbacks.partition_report import PartitionReport
 from lit_epgan.callbacks.personal_metrics import PersonalMetrics
+from lit_epgan.callbacks.posterior_predictive import PosteriorPredictive
 from lit_epgan.callbacks.posterior_report import MixtureErrors, PosteriorReport
 from lit_epgan.callbacks.prediction_writer import PredictionWriter, SampleWriter
 from lit_epgan.callbacks.progress import FederatedProgressBar
@@ -33,6 +34,7 @@ __all__ = [
     "MixtureErrors",
     "PartitionReport",
     "PersonalMetrics",
+    "PosteriorPredictive",
     "PosteriorReport",
     "PredictionWriter",
     "RoundCheckpoint",

@@ -185,7 +185,7 @@ class FederationCallback(FederationView):
         self._mechanism.begin(trainer, self.algorithm, self._sampler, dm, federation.server.state, self._end)
         self._end.check(type(self.algorithm).__name__, self.mechanism)
         check_schedules(trainer)
-        self._model = model = model_of(trainer, pl_module, federation, dm.records, self.optimizer_state)
+        self._model = model = model_of(trainer, pl_module, federation, dm, self.optimizer_state)
         model.attributes.present(self._state.presented)
         self._runner = runner = ClientRunner(
             self.algorithm, model, dm.client_names, dm.seed, self._loop.step, self.mechanism

@@ -251,6 +251,11 @@ class FederatedDataModule(LightningDataModule):
         """One pass over a client's training data as the training step sees them, beside the round's own."""
         yield from self._placed(self.clients[client].batches(None, 1, self.seed, round_, client, "records"))
 
+    def held_out_records(self, client: int) -> Iterator[Any]:
+        """One pass over the records that a client holds out for validation; none where they are not one client's."""
+        loader = self.val_dataloader()
+        return self._placed(iter(loader.loaders.get(client, ())) if isinstance(loader, ValidationLoader) else iter(()))
+
     def raw_batches(self, client: int, round_: int) -> Iterator[Any]:
         """A client's batches of a round, as its data set gives them: the Trainer's step places them."""
         held, name, steps = self.clients[client], self.client_names[client], self.steps_of_round(round_)

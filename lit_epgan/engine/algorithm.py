@@ -1,6 +1,7 @@
 """A federated algorithm: what clients are sent, what they do, what the server makes of it; networks of its own."""
 
 import difflib
+import functools
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -114,6 +115,7 @@ class Algorithm:
 
     Attributes:
         on_server: submodules whose buffers clients neither change nor need: they are not sent.
+        clipped: whether its messages still mean something where a mechanism clips them.
     """
 
     class Report(Message):
@@ -126,6 +128,7 @@ class Algorithm:
         change: Tensor = merged("mean")
 
     on_server: Sequence[str] = ()
+    clipped = True
 
     def selects(self, module: nn.Module) -> bool:
         """Whether clients look at some of their records only, as those of a class: whether one has any is secret."""
@@ -229,74 +232,35 @@ class Around(Algorithm):
 
     @property
     def on_server(self) -> Sequence[str]:  # type: ignore[override]
-        """The inner algorithm's."""
+        """Submodules whose buffers are not sent, as the inner algorithm has them."""
         return self.inner.on_server
 
     @property
     def Report(self) -> type[Message]:  # type: ignore[override]  # noqa: N802  it stands for a class
-        """The inner algorithm's."""
+        """The class of the inner algorithm's message."""
         return self.inner.Report
-
-    def selects(self, module: nn.Module) -> bool:
-        """As the inner algorithm."""
-        return self.inner.selects(module)
-
-    def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
-        """The inner algorithm's networks."""
-        return self.inner.build(module, seed)
-
-    def network_optimizer(self, networks: nn.ModuleDict) -> Optimizer:
-        """The inner algorithm's."""
-        return self.inner.network_optimizer(networks)
-
-    def leave(self, module: nn.Module) -> None:
-        """As the inner algorithm."""
-        self.inner.leave(module)
-
-    def sampler(self, sampler: Sampler) -> Sampler:
-        """The inner algorithm's."""
-        return self.inner.sampler(sampler)
-
-    def trains(self, round_: int) -> bool:
-        """As the inner algorithm."""
-        return self.inner.trains(round_)
-
-    def exchanges(self, start: int, stop: int) -> int:
-        """The inner algorithm's."""
-        return self.inner.exchanges(start, stop)
-
-    def start(self, server: Server) -> None:
-        """As the inner algorithm."""
-        self.inner.start(server)
-
-    def begin(self, plan: "Plan") -> None:
-        """As the inner algorithm."""
-        self.inner.begin(plan)
-
-    def end(self) -> None:
-        """As the inner algorithm."""
-        self.inner.end()
-
-    def round(self, server: Server) -> Rounds:
-        """The inner algorithm's round."""
-        yield from self.inner.round(server)
-
-    def train(self, client: Client, sent: Broadcast) -> Message:
-        """The inner algorithm's."""
-        return self.inner.train(client, sent)
 
     def __getattr__(self, question: str) -> Any:
         if question.startswith("_") or question == "inner":
             raise AttributeError(question)
         return getattr(self.inner, question)  # the methods that answer the inner algorithm's own questions
 
-    def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
-        """The inner algorithm's."""
-        return self.inner.samples(server, n, start)
 
-    def guarantee(self) -> str | None:
-        """The inner algorithm's."""
-        return self.inner.guarantee()
+def _passed_on(name: str) -> Callable[..., Any]:
+    """A method that calls the inner algorithm's."""
+
+    @functools.wraps(getattr(Algorithm, name))
+    def method(self: Around, *arguments: Any, **named: Any) -> Any:
+        return getattr(self.inner, name)(*arguments, **named)
+
+    return method
+
+
+PASSED_ON = (
+    "selects build network_optimizer leave sampler trains exchanges start begin end train round samples guarantee"
+)
+for _name in PASSED_ON.split():
+    setattr(Around, _name, _passed_on(_name))
 
 
 def passing(rounds: Rounds, out: Callable[[Exchange], Exchange], back: Callable[[Exchange, Message], None]) -> Rounds:

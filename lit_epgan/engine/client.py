@@ -154,6 +154,7 @@ class Client:
         released: its private tensors that are never forgotten: what it releases once and for all.
         steps: how many local steps there will be (None: unknown, or no training).
         data: one pass over the client's own records, batch by batch as its loader gives them, on the module's device.
+        held_out: one pass over the records that it holds out for validation, if any.
         gradient: the gradient (d,) of the module's training loss over all own records, at the present parameters.
         loss: the module's training loss (), its mean over all own records, at the present parameters (set others by
             ``flat.load``), in evaluation mode.
@@ -171,6 +172,7 @@ class Client:
     released: dict[str, Tensor]
     steps: int | None
     data: Callable[[], Iterator[Any]]
+    held_out: Callable[[], Iterator[Any]]
     gradient: Callable[[], Tensor]
     loss: Callable[[], Tensor]
     _progress: Progress

@@ -72,6 +72,7 @@ class Model:
         data: one pass over the records of (client, round), on the module's device.
         gradient: the gradient (d,) of the module's loss over batches, at the parameters that it holds.
         loss: the module's loss (), its mean over the rows of batches, at the parameters that it holds.
+        held_out: one pass over the records that a client holds out, on the module's device.
     """
 
     module: nn.Module
@@ -84,6 +85,7 @@ class Model:
     data: Callable[[int, int], Iterator[Any]]
     gradient: Callable[[Iterator[Any]], Tensor]
     loss: Callable[[Iterator[Any]], Tensor]
+    held_out: Callable[[int], Iterator[Any]] = lambda client: iter(())
 
     @torch.no_grad()
     def load_server(self, parameters: Tensor, optimizers: dict[str, Any] | None = None) -> None:
@@ -231,6 +233,7 @@ class ClientRunner:
             private.released,
             data.steps,
             lambda: model.data(task.client, task.round),
+            lambda: model.held_out(task.client),
             lambda: model.gradient(model.data(task.client, task.round)),
             lambda: model.loss(model.data(task.client, task.round)),
             Progress(data.records),

@@ -5,6 +5,7 @@ from lit_epgan.federated.bayesian.ep import ExpectationPropagation, LaplaceSites
 from lit_epgan.federated.bayesian.fedla import FedLA
 from lit_epgan.federated.bayesian.fednp import FedNP
 from lit_epgan.federated.bayesian.fedpa import FedPA
+from lit_epgan.federated.bayesian.laplace import LaplacePosterior
 from lit_epgan.federated.bayesian.prior_on import PriorOn
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
 from lit_epgan.federated.drift.feddyn import FedDyn
@@ -55,6 +56,7 @@ __all__ = [
     "FedSeq",
     "FedYogi",
     "GeneratorSites",
+    "LaplacePosterior",
     "LaplaceSites",
     "MatchedEmbedding",
     "PersonalModels",

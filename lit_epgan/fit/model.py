@@ -1,6 +1,6 @@
 """A federation's parts, built from a module, a data module and a Trainer; what a checkpoint holds of its server."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -77,7 +77,7 @@ def model_of(
     trainer: Trainer,
     module: LightningModule,
     federation: Federation,
-    records: Callable[[int, int], Iterator[Any]],
+    datamodule: FederatedDataModule,
     optimizer_state: OptimizerPolicy,
 ) -> Model:
     """The module, and all of it that a client's training changes.
@@ -86,7 +86,7 @@ def model_of(
         trainer: whose optimizers and schedulers they are, restored by now.
         module: the module.
         federation: the server's side.
-        records: one pass over the records of (client, round).
+        datamodule: holds the clients' records.
         optimizer_state: as FederationCallback's argument.
     """
     flat, optimizers = federation.server.flat, list(trainer.optimizers)
@@ -107,9 +107,10 @@ def model_of(
         federation.networks,
         OptimizerStates(optimizers, [c.scheduler for c in schedules], optimizer_state, by_rounds),
         Attributes(module, own_attributes() | set(LOGGING)),
-        records,
+        datamodule.records,
         lambda batches: client_gradient(module, flat, batches),
         lambda batches: client_loss(module, batches),
+        datamodule.held_out_records,
     )
 
 

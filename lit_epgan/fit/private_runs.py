@@ -213,6 +213,11 @@ class MechanismInFit:
                 f"{type(self.mechanism).__name__} has to know how many rounds there will be, for each of them costs "
                 "epsilon: set trainer.max_epochs"
             )
+        if self.mechanism is not None and not algorithm.clipped:
+            raise UserError(
+                f"{type(algorithm).__name__} sends sums that {type(self.mechanism).__name__} would clip to nothing: "
+                "leave one of them out"
+            )
         rounds = range(trainer.current_epoch, trainer.max_epochs or 0)
         exchanges = algorithm.exchanges(rounds.start, rounds.stop)
         folder, resumed = Path(trainer.default_root_dir), trainer.current_epoch > 0

@@ -78,6 +78,11 @@ class FederationState:
         self.exchange_personal()
         return {name: state.personal for name, state in self._federation.private.clients.items()}
 
+    @property
+    def server(self) -> dict[str, Tensor]:
+        """The server's own tensors, by name; none before the first fit."""
+        return {} if self._federation is None else self._federation.server.state
+
     def state_dict(self) -> dict[str, Any]:
         """The federation's state; on several ranks a collective call, each rank contributing its own clients."""
         federation = self._federation

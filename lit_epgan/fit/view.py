@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_epgan import tensor_file
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Algorithm, Federation, Model, Server
 from lit_epgan.fit.driver import RoundDriver
@@ -57,6 +58,17 @@ class FederationView(Callback):
         return RoundProgress(
             *((0, 0) if trainer is None else (trainer.current_epoch, trainer.max_epochs or 0)), "", 0, 1, 0, None
         )
+
+    def kept(self, trainer: Trainer) -> dict[str, Tensor]:
+        """The server's own tensors, by name: of the checkpoint that is evaluated, else of the fit, or the one before.
+
+        Args:
+            trainer: that fits or evaluates.
+        """
+        if trainer.state.fn != "fit" and trainer.ckpt_path:
+            state = tensor_file.load(trainer.ckpt_path).get("callbacks", {}).get(self.state_key) or {}
+            return dict(state.get("server", {}))
+        return self._state.server
 
     def exchange_personal(self) -> None:
         """Let every rank know all clients' personal layers."""

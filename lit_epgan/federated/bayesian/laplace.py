@@ -1,0 +1,279 @@
+"""A posterior of the merged model after any algorithm: one round without training asks for the clients' curvature."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lit_epgan.bayes.posterior import (
+    GaussianPosterior,
+    Likelihood,
+    curvature,
+    jacobians,
+    negative_log_likelihood,
+    predict,
+)
+from lit_epgan.bounds import at_least
+from lit_epgan.engine import (
+    Algorithm,
+    Around,
+    Broadcast,
+    Client,
+    Exchange,
+    FlatParameters,
+    Message,
+    Rounds,
+    Server,
+    merged,
+    scalar,
+)
+from lit_epgan.engine.parameters import matches
+from lit_epgan.errors import UserError
+from lit_epgan.listing import few
+from lit_epgan.networks.modes import evaluating
+
+STATE = "posterior."
+LARGEST = 8000  # parameters of a full matrix: half a gigabyte
+PRIORS = tuple(10.0 ** (k / 2) for k in (-4, -2, -1, 0, 1, 2, 3, 4, 6, 8))
+SCALES = tuple(2.0 ** (k / 4) for k in range(-6, 7))  # of logits; the middle one is 1
+TUNING_DRAWS = 64
+BINS = 100
+LEAST = 1e-9  # nats of mutual information, the first bin's upper edge
+MOST_ALIKE = 0.99  # of held-out records are not flagged
+NEVER = 1e9  # nats, which no record has
+Structure = Literal["last_layer", "diagonal", "full"]
+
+
+class LaplacePosterior(Around):
+    """Any algorithm for so many rounds, then one round that makes a Gaussian posterior of the model it has come to.
+
+        q(theta) = N(theta*, (sum_k H_k + prior_precision I)^-1),    H_k = sum_i J_i' B_i J_i over client k's records
+
+    the generalised Gauss-Newton matrix at the merged model theta* (``bayes.posterior``; Daxberger et al. 2021). H is a
+    sum over records, so the federation's posterior is the one of all records pooled. A second question asks for sums
+    over the records that clients hold out, as ``data.val_fraction``: the negative log-likelihood of what is predicted
+    under each of ten prior precisions with logits divided by each of thirteen temperatures, and of the plain model with
+    these temperatures (Guo et al. 2017). The server takes the least of the former, and of the latter. The prior
+    precision of largest evidence is kept beside; where nobody holds records out, it is taken, and no temperature.
+
+    The posterior stands in every checkpoint that follows; ``callbacks.PosteriorPredictive`` uses it. The Trainer's
+    rounds are one more than ``rounds``.
+
+    Price: one exchange of m or m^2 numbers up, m the parameters that are uncertain, and one of some thousand; all sum.
+
+    Args:
+        rounds: of the inner algorithm.
+        inner: the algorithm; FedAvg by default.
+        structure: which parameters are uncertain, and how they vary together: ``last_layer``, those of ``head``, with a
+            full matrix; ``diagonal``, all federated ones, each by itself; ``full``, all, with a full matrix.
+        head: the name of the module's last layer.
+        likelihood: ``classification``, the module gives logits; ``regression``, it gives means, whose noise is the mean
+            squared error of training.
+
+    Raises:
+        UserError: there is no such layer, a full matrix would be too large, or the module cannot be differentiated
+            record by record.
+    """
+
+    class Curvature(Message):
+        """What a client's records say of the model.
+
+        Attributes:
+            curvature: H_k.
+            loss: their negative log-likelihood, of unit noise in regression (1,).
+            outputs: how many outputs they have together.
+        """
+
+        curvature: Tensor = merged("sum")
+        loss: Tensor = merged("sum")
+        outputs: float = merged("records")
+
+    class HeldOut(Message):
+        """What a client's held-out records say of settings.
+
+        Attributes:
+            loss: their negative log-likelihood (priors + 1, temperatures); the last row is the plain model's.
+            alike: how many have how much mutual information (priors, temperatures, bins).
+            outputs: how many outputs they have together.
+        """
+
+        loss: Tensor = merged("sum")
+        alike: Tensor = merged("sum")
+        outputs: float = merged("records")
+
+    clipped = False
+
+    def __init__(
+        self,
+        rounds: int,
+        inner: Algorithm | None = None,
+        structure: Structure = "last_layer",
+        head: str = "head",
+        likelihood: Likelihood = "classification",
+    ) -> None:
+        super().__init__(inner)
+        at_least(1, self, rounds=rounds)
+        self.rounds, self.structure, self.head, self.likelihood = rounds, structure, head, likelihood
+
+    def trains(self, round_: int) -> bool:
+        """Not once the model is there."""
+        return round_ < self.rounds and self.inner.trains(round_)
+
+    def exchanges(self, start: int, stop: int) -> int:
+        """The inner algorithm's, and two in each round after them."""
+        inner = self.inner.exchanges(min(start, self.rounds), min(stop, self.rounds))
+        return inner + 2 * (max(stop, self.rounds) - max(start, self.rounds))
+
+    def start(self, server: Server) -> None:
+        super().start(server)
+        size = sum(p.numel() for p in self._of(server.module, server.flat).values())
+        if self.structure != "diagonal" and size > LARGEST:
+            raise UserError(
+                f"LaplacePosterior's structure {self.structure!r} keeps a matrix of {size} x {size} numbers, more than "
+                f"{LARGEST} x {LARGEST}: choose "
+                + ("last_layer or diagonal" if self.structure == "full" else "diagonal")
+            )
+
+    def uncertain(self, named: Mapping[str, Tensor], of: str) -> dict[str, Tensor]:
+        """Those of the federated parameters, by name and in their order, that are uncertain.
+
+        Args:
+            named: all federated parameters.
+            of: the module's class, for the message.
+
+        Raises:
+            UserError: the last layer is none of them.
+        """
+        if self.structure != "last_layer":
+            return {name: parameter.detach() for name, parameter in named.items()}
+        found = {n: p.detach() for n, p in named.items() if matches(n, [self.head, f"{self.head}.*"])}
+        if not found:
+            layers = sorted({name.rpartition(".")[0] for name in named})
+            raise UserError(
+                f"{of} has no trained parameters called {self.head}.*, as LaplacePosterior's head has it: name the "
+                f"last layer, one of {few(layers)}"
+            )
+        return found
+
+    def _of(self, module: nn.Module, flat: FlatParameters) -> dict[str, Tensor]:
+        return self.uncertain(dict(zip(flat.names, flat.parameters, strict=True)), type(module).__name__)
+
+    def round(self, server: Server) -> Rounds:
+        """The inner algorithm's, or the posterior's."""
+        if server.round < self.rounds:
+            yield from self.inner.round(server)
+            return
+        model = {"parameters": server.parameters}
+        found = yield Exchange(model, question="curvature", training=False, answer=self.Curvature)
+        mean = torch.cat([p.flatten() for p in self._of(server.module, server.flat).values()])
+        noise = 1.0 if self.likelihood == "classification" else float(2 * found.loss / found.outputs)
+        posterior = GaussianPosterior(mean, found.curvature, noise=noise)
+        log_likelihood = -float(found.loss) / noise
+        if self.likelihood == "regression":
+            log_likelihood -= float(found.outputs) / 2 * math.log(2 * math.pi * noise)
+        evidence = [posterior.with_prior(prior).log_evidence(log_likelihood) for prior in PRIORS]
+        by_evidence = PRIORS[evidence.index(max(evidence))]
+        sent = {**model, "curvature": found.curvature, "noise": scalar(noise)}
+        held = yield Exchange(sent, question="held_out", training=False, answer=self.HeldOut)
+        prior, own_scale, scale, alike = by_evidence, 1.0, 1.0, NEVER
+        if float(held.outputs) > 0:
+            row, column = divmod(int(held.loss[:-1].argmin()), len(SCALES))
+            prior = PRIORS[row]
+            if self.likelihood == "classification":
+                own_scale, scale = SCALES[column], SCALES[int(held.loss[-1].argmin())]
+                shares = held.alike[row, column].cumsum(0) / held.alike[row, column].sum()
+                alike = min(NEVER, float(edges()[int((shares < MOST_ALIKE).sum())]))
+        kept = {"prior_precision": prior, "evidence": by_evidence, "noise": noise, "alike": alike}
+        kept |= {"scale": own_scale, "plain_scale": scale}
+        server.state |= {STATE + name: scalar(value) for name, value in kept.items()}
+        server.state |= {STATE + "mean": mean, STATE + "curvature": found.curvature}
+
+    def curvature(self, client: Client, sent: Broadcast) -> "LaplacePosterior.Curvature":
+        """H_k at the model that was sent, and the likelihood of the client's records there."""
+        module, uncertain = client.module, self._of(client.module, client.flat)
+        size = sum(p.numel() for p in uncertain.values())
+        diagonal = self.structure == "diagonal"
+        total = torch.zeros((size,) if diagonal else (size, size), dtype=torch.float64, device=client.flat.device)
+        loss, outputs = torch.zeros(1, dtype=torch.float64, device=client.flat.device), 0
+        with evaluating(module):
+            for x, targets in self._records(client.data()):
+                try:
+                    total += curvature(module, uncertain, x, self.likelihood, diagonal)
+                except ValueError as error:
+                    raise UserError(f"LaplacePosterior: of {type(module).__name__}, {error}") from error
+                found = module(x)
+                loss += negative_log_likelihood(found, targets, self.likelihood)
+                outputs += len(x) if self.likelihood == "classification" else found.numel()
+        return self.Curvature(curvature=total, loss=loss, outputs=outputs)
+
+    def held_out(self, client: Client, sent: Broadcast) -> "LaplacePosterior.HeldOut":
+        """How well each setting predicts the records that the client has held out."""
+        module, uncertain = client.module, self._of(client.module, client.flat)
+        mean = torch.cat([p.flatten() for p in uncertain.values()])
+        posterior = GaussianPosterior(mean, sent["curvature"], noise=float(sent["noise"]))
+        shape, like = (len(PRIORS), len(SCALES)), mean.double()
+        loss, alike, outputs = like.new_zeros(shape[0] + 1, shape[1]), like.new_zeros(*shape, BINS), 0
+        candidates = [posterior.with_prior(prior) for prior in PRIORS]
+        with evaluating(module):
+            for x, targets in self._records(client.held_out()):
+                start = 0
+                for means, jacobian in jacobians(module, uncertain, x):
+                    part = targets[start : start + len(means)]
+                    start += len(means)
+                    outputs += len(means) if self.likelihood == "classification" else means.numel()
+                    for row, each in enumerate(candidates):
+                        covariances = each.covariance(jacobian)
+                        if self.likelihood == "regression":
+                            loss[row] += gaussian_loss(means, covariances, each.noise, part)
+                            continue
+                        for column, scale in enumerate(SCALES):
+                            found = predict(means / scale, covariances / scale**2, TUNING_DRAWS)
+                            own = found.probabilities.gather(1, part.unsqueeze(1))
+                            loss[row, column] -= own.clamp_min(1e-30).log().sum()
+                            bins = torch.bucketize(found.information, edges().to(mean.device)[:-1])
+                            alike[row, column] += torch.bincount(bins, minlength=BINS)
+                    if self.likelihood == "classification":
+                        for column, scale in enumerate(SCALES):
+                            loss[-1, column] += negative_log_likelihood(means / scale, part, self.likelihood)
+        return self.HeldOut(loss=loss, alike=alike, outputs=outputs)
+
+    @staticmethod
+    def posterior(state: Mapping[str, Tensor], by: Literal["held_out", "evidence"] = "held_out") -> GaussianPosterior:
+        """The posterior that a server's state holds, as a checkpoint has it.
+
+        Args:
+            state: the server's tensors, by name.
+            by: what has chosen the prior precision.
+
+        Raises:
+            UserError: it holds none, as its training has not come to it.
+        """
+        if STATE + "curvature" not in state:
+            raise UserError(
+                "there is no posterior yet: train with LaplacePosterior, one round more than its rounds say "
+                "(trainer.max_epochs)"
+            )
+        prior = float(state[STATE + ("prior_precision" if by == "held_out" else "evidence")])
+        mean, found = state[STATE + "mean"], state[STATE + "curvature"]
+        return GaussianPosterior(mean, found, prior_precision=prior, noise=float(state[STATE + "noise"]))
+
+    @staticmethod
+    def _records(batches: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batches:
+            if not isinstance(batch, Sequence) or len(batch) < 2 or not all(isinstance(t, Tensor) for t in batch[:2]):
+                raise UserError("LaplacePosterior needs batches whose first two entries are tensors, x and targets")
+            yield batch[0], batch[1]
+
+
+def gaussian_loss(means: Tensor, covariances: Tensor, noise: float, targets: Tensor) -> Tensor:
+    """-log N(targets; means, covariances' diagonals + noise), a sum over all outputs (n, C), in float64, ()."""
+    variance = covariances.diagonal(dim1=1, dim2=2).double() + noise
+    away = targets.double().reshape(means.shape) - means.double()
+    return ((2 * math.pi * variance).log() + away.square() / variance).sum() / 2
+
+
+def edges() -> Tensor:
+    """Upper edges (BINS,) of bins of mutual information in nats; the last bin is open."""
+    return torch.cat([torch.logspace(math.log10(LEAST), 1, BINS - 1, dtype=torch.float64), torch.tensor([torch.inf])])
