@@ -37,6 +37,7 @@ from lit_epgan.federated import (
     FedProx,
     FedSeq,
     GeneratorSites,
+    LaplacePosterior,
     TiltedExpectationPropagation,
 )
 from lit_epgan.modules import GAN, Posterior
@@ -60,6 +61,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "fedadam": FedAdam(lr=0.1),
     "fednp": FedNP("body.1", "body.3", latent=2, hidden=4),
     "fedseq": FedSeq(length=2),
+    "laplace": LaplacePosterior(4, head="body.3", likelihood="regression"),
     "generator_sites": GeneratorSites("generator", own_rows=3, pool=20),
     "embedding_sites": EmbeddingSites(frequencies=16, points=10, herding_steps=2, own_rows=2),
     "graffl": DiscrepancySearch(frequencies=6, moves=2),
@@ -238,7 +240,9 @@ def main() -> None:
     )
     trainer.fit(module, datamodule=data, ckpt_path="last" if args.resume else None, weights_only=True)
     if trainer.is_global_zero:
-        torch.save(module.state_dict(), args.folder / "model.pt")
+        state = callback.state_dict().get("server", {})
+        found = {name: value for name, value in state.items() if name.startswith("posterior.")}
+        torch.save(module.state_dict() | found, args.folder / "model.pt")
 
 
 if __name__ == "__main__":

@@ -22,9 +22,12 @@ class Regression(LightningModule):
         self.body = nn.Sequential(*layers)
         self.lr, self.momentum = lr, momentum
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
     def loss(self, batch: Any) -> Tensor:
         x, y = batch
-        return ((self.body(x) - y) ** 2).mean()
+        return ((self(x) - y) ** 2).mean()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = self.loss(batch)

@@ -252,6 +252,25 @@ def test_scores_are_logged_by_client_and_predictions_say_how_sure_they_are(likel
         assert all(0 <= float(row["entropy_expected"]) <= float(row["entropy"]) + 1e-9 for row in rows)
 
 
+class Silent(Classifier):
+    forward = nn.Module.forward
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(self.head(self.backbone(batch[0])), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(WIDTH, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.unsqueeze(1))[0][:, 0]
+
+
 def test_what_cannot_be_is_said_in_a_sentence(tmp_path: Path) -> None:
     def run(module: Any, algorithm: Any, rounds: int = 2, **options: Any) -> Any:
         return fit(module, data("classification"), rounds=rounds, algorithm=algorithm, **options)
@@ -265,6 +284,10 @@ def test_what_cannot_be_is_said_in_a_sentence(tmp_path: Path) -> None:
         run(classifier(width=3000), LaplacePosterior(1, structure="full"))
     with pytest.raises(UserError, match="NormClipping would clip to nothing"):
         run(classifier(), LaplacePosterior(1), mechanism=NormClipping(1.0))
+    with pytest.raises(UserError, match="Silent has no forward"):
+        run(Silent(nn.Linear(WIDTH, 5), nn.Linear(5, CLASSES)), LaplacePosterior(1))
+    with pytest.raises(UserError, match="differentiated record by record"):
+        run(classifier(Recurrent()), LaplacePosterior(1, structure="diagonal"))
     trainer = run(classifier(), LaplacePosterior(2), callbacks=[PosteriorPredictive()], folder=tmp_path)
     with pytest.raises(UserError, match="one round more than its rounds"):
         trainer.test(trainer.lightning_module, datamodule=data("classification"), verbose=False)

@@ -23,6 +23,7 @@ RUNS = [
     ("--module", "regression", "--algorithm", "ep"),
     ("--module", "regression", "--algorithm", "fednp"),
     ("--module", "regression", "--algorithm", "fedseq"),
+    ("--module", "regression", "--algorithm", "laplace"),
     ("--module", "regression", "--noise-seed", "1"),
     ("--module", "regression", "--noise-seed", "1", "--unit", "record"),
     ("--module", "gan", "--algorithm", "tilted"),

@@ -201,6 +201,10 @@ class LaplacePosterior(Around):
             for x, targets in self._records(client.data()):
                 try:
                     total += curvature(module, uncertain, x, self.likelihood, diagonal)
+                except NotImplementedError as error:
+                    raise UserError(
+                        f"{type(module).__name__} has no forward, which gives LaplacePosterior the outputs of inputs"
+                    ) from error
                 except ValueError as error:
                     raise UserError(f"LaplacePosterior: of {type(module).__name__}, {error}") from error
                 found = module(x)
