@@ -231,6 +231,7 @@ def after_a_carried_round(
 ) -> tuple[Tensor, list[str]]:
     """The server's parameters, and why each client has not counted, as ``contributions.csv`` says it."""
     plain = federation(algorithm)
+    plain.federation.elsewhere = True  # as ``AtServer.begin`` says
     server = AtServer(Endpoint("server", carrier=object()), folder, {})
     server._federation, server._clients = plain.federation, Clients(plain, hostile)  # type: ignore[assignment]
     server.run(Round(plain.federation, 0), lambda _: (), lambda _: None)
@@ -246,12 +247,15 @@ def after_a_carried_round(
         ("unknown", "its answer is not as it was asked for: nothing asks for 'extra'"),
         ("missing", "its answer is not as it was asked for: it lacks 'change'"),
         ("not finite", "its update is not finite"),
+        ("3e38", "its answer is not as it was asked for: its norm, 1e+39, is beyond what the model's numbers hold"),
     ],
 )
 def test_the_list_of_contributions_says_why_an_answer_is_left_out(tmp_path: Path, name: str, why: str) -> None:
-    nan: Any = lambda a: changed(a, change=Weighted(change(a) * float("nan"), 8.0))  # noqa: E731
+    wild: Any = lambda a: changed(  # noqa: E731
+        a, change=Weighted(torch.full_like(change(a), float("nan") if name == "not finite" else float(name)), 8.0)
+    )
     with pytest.warns(UserWarning, match="'client-1'"):
-        found, whys = after_a_carried_round(tmp_path, {1: HOSTILE[name][0] if name in HOSTILE else nan})
+        found, whys = after_a_carried_round(tmp_path, {1: HOSTILE[name][0] if name in HOSTILE else wild})
     assert whys[1].startswith(why)
     assert (whys[0], whys[2]) == ("", "")
     assert torch.equal(found, after_a_round(dropped=True))

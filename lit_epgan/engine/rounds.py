@@ -66,6 +66,8 @@ class Federation:
         mechanism: sees all totals.
         private: what the clients keep; each rank holds its own clients'.
         secure: whether the server sees sums of reports alone.
+        elsewhere: whether clients answer from elsewhere. One whose numbers overflow is left out then; in one process
+            the round is refused, so that nobody overlooks that a training diverges.
     """
 
     algorithm: Algorithm
@@ -79,6 +81,7 @@ class Federation:
     mechanism: Mechanism | None = None
     private: PrivateStates = field(default_factory=PrivateStates)
     secure: bool = False
+    elsewhere: bool = False
 
 
 def cohorts_by(algorithm: Algorithm, sampler: Sampler, mechanism: Mechanism | None) -> Sampler:
@@ -334,6 +337,10 @@ class Round:
         federation, name = self._federation, self._federation.names[client]
         whose = "a client" if self._private else f"client {name!r}"
         wrong = self.fault(answer.report) if 0 <= answer.steps <= MOST else f"it counts {answer.steps} steps"
+        if wrong is None and federation.elsewhere:
+            size = norm(answer.report)
+            if largest_norm(federation.server.parameters.dtype) < size < math.inf:
+                wrong = f"its norm, {size:.2g}, is beyond what the model's numbers hold"
         if wrong is not None:
             federation.private.forget(name, answer.private)
             self.why[client] = NOT_ASKED if self._private else f"{NOT_ASKED}: {wrong}"

@@ -94,6 +94,7 @@ class AtServer(Alone):
         terms = self._terms
         if terms.half:
             refuse_rounding(terms.secure, federation.mechanism)
+        federation.elsewhere = True
         self._federation, self._rounds = federation, trainer.max_epochs
         self._clients = clients = RemoteClients(
             self._listener, federation.names, terms.patience, terms.largest, self._settings, terms.half
