@@ -8,6 +8,7 @@ sums over these; the test images choose nothing. All rows but the ensemble and t
 model. Unlike images are the test images turned by a quarter. ``--kept FILE`` keeps what is finished.
 """
 
+import functools
 import json
 import math
 import statistics
@@ -44,6 +45,7 @@ METHODS = {
     "scaled": "FedAvg, a temperature",
     "last_layer": "its posterior, last layer",
     "diagonal": "its posterior, diagonal",
+    "kronecker": "its posterior, Kronecker axes",
     "evidence": "the same, last layer, prior by evidence",
     "ensemble": f"mean of {MEMBERS} FedAvg models",
     "pooled": "all images in one place, posterior of the last layer",
@@ -138,38 +140,47 @@ def by_posterior(
 
 
 @torch.no_grad()
-def one(seed: int, setting: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Every method's scores on one seed."""
+def judge(seed: int, setting: dict[str, Any], found: dict[str, dict[str, float]]) -> None:
+    """Add the scores of the methods that are not found yet on one seed."""
     data, epochs = dealt(seed, setting), 5 if setting["clients"] == 100 else 1
+    together = Data({"all": whole(data.train)}, {"all": whole(data.held)}, data.test)
     x, labels = data.test
-    turned, found = x.rot90(1, (2, 3)), dict[str, dict[str, float]]()
-    with torch.enable_grad():
-        module, state = trained(data, seed, epochs, "last_layer")
-        diagonal, diagonal_state = trained(data, seed, epochs, "diagonal")
-        members = [module, *(trained(data, seed + 1000 * k, epochs, None)[0] for k in range(1, MEMBERS))]
-        together = Data({"all": whole(data.train)}, {"all": whole(data.held)}, data.test)
-        pooled, pooled_state = trained(together, seed, 1, "last_layer")
+    turned = x.rot90(1, (2, 3))
+
+    @functools.cache
+    def model(structure: str | None, member: int = 0, pooled: bool = False) -> tuple[nn.Module, dict[str, Tensor]]:
+        with torch.enable_grad():
+            if pooled:
+                return trained(together, seed, 1, structure)
+            return trained(data, seed + 1000 * member, epochs, structure)
 
     def plain(scale: float, models: Sequence[nn.Module]) -> dict[str, float]:
-        upright, other = (
-            torch.stack([(m(i) / scale).double().softmax(1) for m in models]).mean(0) for i in (x, turned)
-        )
+        outputs = ([m(images) / scale for m in models] for images in (x, turned))
+        upright, other = (torch.stack(each).double().softmax(2).mean(0) for each in outputs)
         return judged(upright, labels, 1 - other.max(1).values, 1 - upright.max(1).values)
 
-    def posterior(model: nn.Module, held: dict[str, Tensor], names: Sequence[str], **by: Any) -> dict[str, float]:
-        scale = float(held[STATE + "scale"]) if not by else 1.0
-        of = by_posterior(model, LaplacePosterior.posterior(held, **by), scale, names)
+    def posterior(structure: str, pooled: bool = False, **by: Any) -> dict[str, float]:
+        module, state = model(structure, pooled=pooled)
+        scale = float(state[STATE + "scale"]) if not by else 1.0
+        names = ["head."] if structure == "last_layer" else [""]
+        of = by_posterior(module, LaplacePosterior.posterior(state, **by), scale, names)
         upright, other = of(x), of(turned)
         return judged(upright.probabilities, labels, other.entropy, upright.entropy)
 
-    found["plain"] = plain(1.0, [module])
-    found["scaled"] = plain(float(state[STATE + "plain_scale"]), [module])
-    found["last_layer"] = posterior(module, state, ["head."])
-    found["diagonal"] = posterior(diagonal, diagonal_state, [""])
-    found["evidence"] = posterior(module, state, ["head."], by="evidence")
-    found["ensemble"] = plain(1.0, members)
-    found["pooled"] = posterior(pooled, pooled_state, ["head."])
-    return found
+    def ensemble() -> dict[str, float]:
+        return plain(1.0, [model("last_layer")[0], *(model(None, k)[0] for k in range(1, MEMBERS))])
+
+    methods: dict[str, Callable[[], dict[str, float]]] = {
+        "plain": lambda: plain(1.0, [model("last_layer")[0]]),
+        "scaled": lambda: plain(float(model("last_layer")[1][STATE + "plain_scale"]), [model("last_layer")[0]]),
+        "last_layer": lambda: posterior("last_layer"),
+        "diagonal": lambda: posterior("diagonal"),
+        "kronecker": lambda: posterior("kronecker"),
+        "evidence": lambda: posterior("last_layer", by="evidence"),
+        "ensemble": ensemble,
+        "pooled": lambda: posterior("last_layer", pooled=True),
+    }
+    found |= {name: method() for name, method in methods.items() if name not in found}
 
 
 def whole(parts: Dealt) -> tuple[Tensor, Tensor]:
@@ -224,8 +235,9 @@ def main() -> None:
     kept = known(args.kept)
     for seed in args.seeds:
         for name in args.settings:
-            if (name, seed) not in kept:
-                kept[name, seed] = one(seed, SETTINGS[name])
+            found = kept.setdefault((name, seed), {})
+            if METHODS.keys() - found:
+                judge(seed, SETTINGS[name], found)
                 if args.kept is not None:
                     with args.kept.open("a") as file:
                         file.write(json.dumps({"setting": name, "seed": seed, "found": kept[name, seed]}) + "\n")

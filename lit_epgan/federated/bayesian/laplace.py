@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -9,11 +10,14 @@ from torch import Tensor, nn
 
 from lit_epgan.bayes.posterior import (
     GaussianPosterior,
+    KroneckerBasis,
     Likelihood,
     curvature,
     jacobians,
+    kronecker_factors,
     negative_log_likelihood,
     predict,
+    shapes_of,
 )
 from lit_epgan.bounds import at_least
 from lit_epgan.engine import (
@@ -43,7 +47,7 @@ BINS = 100
 LEAST = 1e-9  # nats of mutual information, the first bin's upper edge
 MOST_ALIKE = 0.99  # of held-out records are not flagged
 NEVER = 1e9  # nats, which no record has
-Structure = Literal["last_layer", "diagonal", "full"]
+Structure = Literal["last_layer", "diagonal", "kronecker", "full"]
 
 
 class LaplacePosterior(Around):
@@ -67,7 +71,8 @@ class LaplacePosterior(Around):
         rounds: of the inner algorithm.
         inner: the algorithm; FedAvg by default.
         structure: which parameters are uncertain, and how they vary together: ``last_layer``, those of ``head``, with a
-            full matrix; ``diagonal``, all federated ones, each by itself; ``full``, all, with a full matrix.
+            full matrix; ``diagonal``, all federated ones, each by itself; ``kronecker``, all, each by itself in axes
+            that fit each tensor's two sides, which one more question finds; ``full``, all, with a full matrix.
         head: the name of the module's last layer.
         likelihood: ``classification``, the module gives logits; ``regression``, it gives means, whose noise is the mean
             squared error of training.
@@ -89,6 +94,11 @@ class LaplacePosterior(Around):
         curvature: Tensor = merged("sum")
         loss: Tensor = merged("sum")
         outputs: float = merged("records")
+
+    class Factors(Message):
+        """What the axes of the structure ``kronecker`` are made of: ``kronecker_factors`` of the client's records."""
+
+        factors: Tensor = merged("sum")
 
     class HeldOut(Message):
         """What a client's held-out records say of settings.
@@ -122,13 +132,16 @@ class LaplacePosterior(Around):
         return round_ < self.rounds and self.inner.trains(round_)
 
     def exchanges(self, start: int, stop: int) -> int:
-        """The inner algorithm's, and two in each round after them."""
+        """The inner algorithm's, and two or three in each round after them."""
         inner = self.inner.exchanges(min(start, self.rounds), min(stop, self.rounds))
-        return inner + 2 * (max(stop, self.rounds) - max(start, self.rounds))
+        return inner + (2 + (self.structure == "kronecker")) * (max(stop, self.rounds) - max(start, self.rounds))
 
     def start(self, server: Server) -> None:
         super().start(server)
-        size = sum(p.numel() for p in self._of(server.module, server.flat).values())
+        uncertain = self._of(server.module, server.flat)
+        size = sum(p.numel() for p in uncertain.values())
+        if self.structure == "kronecker":
+            size = max(max(shape) for shape in shapes_of(uncertain))
         if self.structure != "diagonal" and size > LARGEST:
             raise UserError(
                 f"LaplacePosterior's structure {self.structure!r} keeps a matrix of {size} x {size} numbers, more than "
@@ -165,11 +178,16 @@ class LaplacePosterior(Around):
         if server.round < self.rounds:
             yield from self.inner.round(server)
             return
-        model = {"parameters": server.parameters}
+        model: dict[str, Tensor] = {"parameters": server.parameters}
+        uncertain = self._of(server.module, server.flat)
+        if self.structure == "kronecker":
+            report = yield Exchange(model, question="factors", training=False, answer=self.Factors)
+            shapes = shapes_of(uncertain)
+            model |= {"basis": KroneckerBasis.of(report.factors, shapes).vector, "shapes": torch.tensor(shapes)}
         found = yield Exchange(model, question="curvature", training=False, answer=self.Curvature)
-        mean = torch.cat([p.flatten() for p in self._of(server.module, server.flat).values()])
+        mean = torch.cat([p.flatten() for p in uncertain.values()])
         noise = 1.0 if self.likelihood == "classification" else float(2 * found.loss / found.outputs)
-        posterior = GaussianPosterior(mean, found.curvature, noise=noise)
+        posterior = GaussianPosterior(mean, found.curvature, noise=noise, basis=basis_of(model))
         log_likelihood = -float(found.loss) / noise
         if self.likelihood == "regression":
             log_likelihood -= float(found.outputs) / 2 * math.log(2 * math.pi * noise)
@@ -189,24 +207,28 @@ class LaplacePosterior(Around):
         kept |= {"scale": own_scale, "plain_scale": scale}
         server.state |= {STATE + name: scalar(value) for name, value in kept.items()}
         server.state |= {STATE + "mean": mean, STATE + "curvature": found.curvature}
+        server.state |= {STATE + name: model[name] for name in ("basis", "shapes") if name in model}
+
+    def factors(self, client: Client, sent: Broadcast) -> "LaplacePosterior.Factors":
+        """What the client's records say of the axes, at the model that was sent."""
+        uncertain = self._of(client.module, client.flat)
+        size = sum(r**2 + c**2 for r, c in shapes_of(uncertain))
+        total = torch.zeros(size, dtype=torch.float64, device=client.flat.device)
+        with evaluating(client.module), self._told(client.module):
+            for x, _ in self._records(client.data()):
+                total += kronecker_factors(client.module, uncertain, x, self.likelihood)
+        return self.Factors(factors=total)
 
     def curvature(self, client: Client, sent: Broadcast) -> "LaplacePosterior.Curvature":
         """H_k at the model that was sent, and the likelihood of the client's records there."""
         module, uncertain = client.module, self._of(client.module, client.flat)
         size = sum(p.numel() for p in uncertain.values())
-        diagonal = self.structure == "diagonal"
+        diagonal, basis = self.structure in ("diagonal", "kronecker"), basis_of(sent)
         total = torch.zeros((size,) if diagonal else (size, size), dtype=torch.float64, device=client.flat.device)
         loss, outputs = torch.zeros(1, dtype=torch.float64, device=client.flat.device), 0
-        with evaluating(module):
+        with evaluating(module), self._told(module):
             for x, targets in self._records(client.data()):
-                try:
-                    total += curvature(module, uncertain, x, self.likelihood, diagonal)
-                except NotImplementedError as error:
-                    raise UserError(
-                        f"{type(module).__name__} has no forward, which gives LaplacePosterior the outputs of inputs"
-                    ) from error
-                except ValueError as error:
-                    raise UserError(f"LaplacePosterior: of {type(module).__name__}, {error}") from error
+                total += curvature(module, uncertain, x, self.likelihood, diagonal, basis)
                 found = module(x)
                 loss += negative_log_likelihood(found, targets, self.likelihood)
                 outputs += len(x) if self.likelihood == "classification" else found.numel()
@@ -216,7 +238,7 @@ class LaplacePosterior(Around):
         """How well each setting predicts the records that the client has held out."""
         module, uncertain = client.module, self._of(client.module, client.flat)
         mean = torch.cat([p.flatten() for p in uncertain.values()])
-        posterior = GaussianPosterior(mean, sent["curvature"], noise=float(sent["noise"]))
+        posterior = GaussianPosterior(mean, sent["curvature"], noise=float(sent["noise"]), basis=basis_of(sent))
         shape, like = (len(PRIORS), len(SCALES)), mean.double()
         loss, alike, outputs = like.new_zeros(shape[0] + 1, shape[1]), like.new_zeros(*shape, BINS), 0
         candidates = [posterior.with_prior(prior) for prior in PRIORS]
@@ -244,6 +266,18 @@ class LaplacePosterior(Around):
         return self.HeldOut(loss=loss, alike=alike, outputs=outputs)
 
     @staticmethod
+    @contextmanager
+    def _told(module: nn.Module) -> Iterator[None]:
+        try:
+            yield
+        except NotImplementedError as error:
+            raise UserError(
+                f"{type(module).__name__} has no forward, which gives LaplacePosterior the outputs of inputs"
+            ) from error
+        except ValueError as error:
+            raise UserError(f"LaplacePosterior: of {type(module).__name__}, {error}") from error
+
+    @staticmethod
     def posterior(state: Mapping[str, Tensor], by: Literal["held_out", "evidence"] = "held_out") -> GaussianPosterior:
         """The posterior that a server's state holds, as a checkpoint has it.
 
@@ -261,7 +295,8 @@ class LaplacePosterior(Around):
             )
         prior = float(state[STATE + ("prior_precision" if by == "held_out" else "evidence")])
         mean, found = state[STATE + "mean"], state[STATE + "curvature"]
-        return GaussianPosterior(mean, found, prior_precision=prior, noise=float(state[STATE + "noise"]))
+        basis = basis_of({name: state[STATE + name] for name in ("basis", "shapes") if STATE + name in state})
+        return GaussianPosterior(mean, found, prior, noise=float(state[STATE + "noise"]), basis=basis)
 
     @staticmethod
     def _records(batches: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
@@ -269,6 +304,13 @@ class LaplacePosterior(Around):
             if not isinstance(batch, Sequence) or len(batch) < 2 or not all(isinstance(t, Tensor) for t in batch[:2]):
                 raise UserError("LaplacePosterior needs batches whose first two entries are tensors, x and targets")
             yield batch[0], batch[1]
+
+
+def basis_of(sent: Mapping[str, Tensor]) -> KroneckerBasis | None:
+    """The basis that stands in a message or a state; None if there is none."""
+    if "basis" not in sent:
+        return None
+    return KroneckerBasis.read(sent["basis"], [(r, c) for r, c in sent["shapes"].tolist()])
 
 
 def gaussian_loss(means: Tensor, covariances: Tensor, noise: float, targets: Tensor) -> Tensor:
