@@ -45,7 +45,7 @@ FAULTY = {
 }
 LATE = "late"
 CLOCKS = {"expired": -400.0, "early": 3.0, "hour-ahead": 1 / 24, "hour-behind": -1 / 24}  # days of who signs
-ROUNDS, PACE = 6, 0.02  # seconds of a step; eight steps a round
+ROUNDS, PACE = 6, 0.1  # seconds of a step; eight steps a round
 AGREED = """seed_everything: 0
 federation: {{class_path: lit_epgan.callbacks.FederationCallback, init_args: {{algorithm: lit_epgan.federated.FedAvg}}}}
 model: site_code.Line
@@ -269,6 +269,16 @@ def kill(process: subprocess.Popen[bytes], number: signal.Signals = signal.SIGKI
         process.wait(60)
 
 
+def halt(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Stop a process with all that came of it, whatever sessions they are in, or let them go on."""
+    waiting = [process.pid]
+    while waiting:
+        pid = waiting.pop()
+        for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+            waiting += map(int, tasks.read_text().split())
+        os.kill(pid, number)
+
+
 def undisturbed(faults: Faults) -> None:
     """The training that others are compared with."""
     for name in SOUND:
@@ -298,9 +308,9 @@ def servers(faults: Faults) -> None:
         faults.note("the server's disk is full", outcome, bits, f"exit {full}: {ended}; then exit {code}")
     server = faults.serve("halted", gather=20)
     faults.round_of("halted", 1)
-    kill(faults.sites[SOUND[0]], signal.SIGSTOP)
+    halt(faults.sites[SOUND[0]], signal.SIGSTOP)
     time.sleep(8)
-    kill(faults.sites[SOUND[0]], signal.SIGCONT)
+    halt(faults.sites[SOUND[0]], signal.SIGCONT)
     code = server.wait(300)
     seen = f"exit {code}; {faults.told('halted', SOUND[0])}"
     faults.note("a site halts for 8 seconds of 60", "survived", faults.same("halted"), seen)
@@ -339,12 +349,12 @@ def sites(faults: Faults) -> None:
         faults.round_of("faulty", 1)
         kill(faults.sites["killed"])
         kill(faults.sites["returns"])
-        kill(faults.sites["stopped"], signal.SIGSTOP)
-        kill(faults.sites["deaf"], signal.SIGSTOP)
+        halt(faults.sites["stopped"], signal.SIGSTOP)
+        halt(faults.sites["deaf"], signal.SIGSTOP)
         faults.site("returns")
         faults.site(LATE)
         faults.round_of("faulty", 2)
-        kill(faults.sites["stopped"], signal.SIGCONT)
+        halt(faults.sites["stopped"], signal.SIGCONT)
         code = server.wait(400)
     whole = all(
         sum(r["client"] == s and r["counted"] == "1" for r in faults.contributed("faulty")) == ROUNDS for s in SOUND
@@ -352,6 +362,7 @@ def sites(faults: Faults) -> None:
     for name, fault in {**FAULTY, LATE: "a site comes when the training goes on"}.items():
         outcome = "survived" if not code and whole else "failed"
         faults.note(fault, outcome, "not promised", f"exit {code}; {faults.told('faulty', name)}")
+    halt(faults.sites["deaf"], signal.SIGCONT)
     faults.end(*FAULTY, LATE)
 
 
