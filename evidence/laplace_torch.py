@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from laplace import DiagLaplace, FullLaplace, FullLLLaplace
-from laplace.curvature import BackPackGGN
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -71,6 +69,9 @@ def apart(a: Tensor, b: Tensor) -> str:
 
 def main() -> None:
     args = options(__doc__).parse_args()
+    from laplace import DiagLaplace, FullLaplace, FullLLLaplace  # which nothing else here needs
+    from laplace.curvature import BackPackGGN
+
     kinds = {
         "last_layer": (FullLLLaplace, BackPackGGN),
         "diagonal": (DiagLaplace, BackPackGGN),

@@ -239,8 +239,8 @@ def main() -> None:
         enable_model_summary=False,
     )
     trainer.fit(module, datamodule=data, ckpt_path="last" if args.resume else None, weights_only=True)
+    state = callback.state_dict().get("server", {})  # which all ranks make together
     if trainer.is_global_zero:
-        state = callback.state_dict().get("server", {})
         found = {name: value for name, value in state.items() if name.startswith("posterior.")}
         torch.save(module.state_dict() | found, args.folder / "model.pt")
 
