@@ -130,8 +130,9 @@ def test_a_disabled_bar_is_silent(tmp_path, capsys):
 
 def test_a_step_between_refreshes_looks_at_nothing():
     bar = FederatedProgressBar(refresh_seconds=1e9)
-    bar._next_refresh = time.monotonic() + 1e9
-    bar.on_train_batch_end(SimpleNamespace(), torch.nn.Module(), None, None, 7)
+    bar._next_refresh = later = time.monotonic() + 1e9
+    bar.on_train_batch_end(SimpleNamespace(), torch.nn.Module(), None, None, 7)  # it has nothing to be looked at
+    assert bar._next_refresh == later
 
 
 def log_round(logger, epoch):

@@ -114,6 +114,7 @@ class RoundLoop(_TrainingEpochLoop):
             if self._begin_is_heard:
                 _call_callback_hooks(trainer, "on_train_batch_start", batch, number)
                 ends = _call_lightning_module_hook(trainer, "on_train_batch_start", batch, number) == -1
+            trainer.strategy.on_train_batch_start(batch, number)
             if not ends:
                 output = self._optimize(batch, number)
         progress.increment_processed()
