@@ -96,7 +96,7 @@ class KroneckerBasis:
 
     @property
     def vector(self) -> Tensor:
-        """All its numbers."""
+        """All its numbers as one flat vector, L then R of each tensor."""
         return torch.cat([side.flatten() for pair in zip(self.left, self.right, strict=True) for side in pair])
 
     def into(self, vectors: Tensor) -> Tensor:
@@ -262,7 +262,7 @@ class GaussianPosterior:
 
     @property
     def log_determinant(self) -> Tensor:
-        """log det P, ()."""
+        """The logarithm of the determinant of P, ()."""
         if self.precision.dim() == 1:
             return self.precision.log().sum()
         return 2 * self._factor.diagonal().log().sum()
