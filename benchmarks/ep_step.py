@@ -15,9 +15,9 @@ from lit_epgan.engine import Algorithm
 from lit_epgan.federated import ExpectationPropagation, FedAvg
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
 from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.objectives import OBJECTIVES
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks.image_gans import DCGANDiscriminator, DCGANGenerator
-from lit_epgan.objectives import OBJECTIVES
 
 FEATURES = "discriminator.layers.7"  # after the last convolution that the heads share
 

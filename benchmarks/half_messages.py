@@ -18,10 +18,10 @@ import torch
 from side_by_side import markdown, options, publish
 from torch import Tensor
 
-from lit_epgan import tensor_file
 from lit_epgan.cli.main import main as command
 from lit_epgan.engine import Round, Task
 from lit_epgan.engine.wire import decode_answer, decode_task, encode_answer, encode_task
+from lit_epgan.lib import tensor_file
 from lit_epgan.runs.checkpoints import newest_whole
 
 CONFIG = "digits_classifier.yaml"

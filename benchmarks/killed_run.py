@@ -17,7 +17,7 @@ import torch
 
 from lit_epgan.cli.study_run import CLI
 from lit_epgan.cli.study_runner import Process, start
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs import MetricsFile
 from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG

@@ -8,15 +8,14 @@ import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 from matplotlib.figure import Figure
 
-from lit_epgan.atomic import replacing
 from lit_epgan.bayes.boosting import DRAW, METHODS, Site, check_smote, lacking
-from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
-from lit_epgan.randomness import generator_for, isolated
-from lit_epgan.text import csv_cell, mathtext
+from lit_epgan.lib.atomic import replacing
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for, isolated
+from lit_epgan.lib.text import csv_cell, few, mathtext
 
 if TYPE_CHECKING:
     import pandas as pd

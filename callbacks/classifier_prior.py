@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedNP
+from lit_epgan.lib.errors import UserError
 
 INK = "#333333"
 LETTERS = 20  # classes up to which each bears its number

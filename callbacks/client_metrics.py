@@ -15,11 +15,10 @@ from torchmetrics import Metric, MetricCollection
 
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine.parameters import matches
-from lit_epgan.errors import UserError
 from lit_epgan.fit.loop import forget_earlier, result_metrics
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few, printable
 from lit_epgan.metrics.over_clients import ClientResults, over_clients
-from lit_epgan.text import printable
 
 NOT_DEFINED = "meaningless"  # torchmetrics' word where it returns 0 for what is not defined, as AUROC of one class
 

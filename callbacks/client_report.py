@@ -11,11 +11,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from lit_epgan.atomic import replacing
 from lit_epgan.callbacks.client_metrics import ClientMetrics
+from lit_epgan.lib.atomic import replacing
+from lit_epgan.lib.text import markup, mathtext, printable
 from lit_epgan.metrics.over_clients import MEAN, SPREAD, WEIGHTED, ClientResults, over_clients
 from lit_epgan.runs.optional_files import optional_file
-from lit_epgan.text import markup, mathtext, printable
 
 PRINTED = 20  # clients in the terminal
 DRAWN = 30  # clients in a panel

@@ -7,12 +7,12 @@ from lightning.pytorch import LightningModule, Trainer
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.errors import UserError
-from lit_epgan.text import mathtext
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import mathtext
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 INK = "#333333"

@@ -21,7 +21,6 @@ from lit_epgan.engine.local_state import OptimizerPolicy
 from lit_epgan.engine.module_state import BufferPolicy, Merge, partition
 from lit_epgan.engine.rounds import cohorts_by
 from lit_epgan.engine.runner import StepHook
-from lit_epgan.errors import UserError
 from lit_epgan.fit.client_states import PrivateStatesPlace, check_place, private_states
 from lit_epgan.fit.driver import Alone, RoundDriver, ServerTraining
 from lit_epgan.fit.ends import read_policy, this_end
@@ -41,7 +40,8 @@ from lit_epgan.fit.personal import PersonalEvaluation, has_personal
 from lit_epgan.fit.private_runs import MechanismInFit, public
 from lit_epgan.fit.state import FederationState
 from lit_epgan.fit.view import FederationView
-from lit_epgan.precision import no_autocast
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import no_autocast
 
 
 class FederationCallback(FederationView):

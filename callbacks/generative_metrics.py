@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation, data_dir, prefixed, sample_parts
-from lit_epgan.errors import MissingFileError, UserError
+from lit_epgan.lib.errors import MissingFileError, UserError
+from lit_epgan.lib.randomness import isolated
 from lit_epgan.metrics import ExtractorName, FeatureExtractor, feature_extractor
 from lit_epgan.metrics.image_scores import ImageScores, Reference, reference
-from lit_epgan.randomness import isolated
 
 Split = Literal["train", "val", "test"]
 FEWEST = 4  # images that have three neighbours

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from lit_epgan.atomic import replacing
 from lit_epgan.datamodules.partition import partition_table
+from lit_epgan.lib.atomic import replacing
+from lit_epgan.lib.text import csv_cell, markup, mathtext, printable
 from lit_epgan.runs.optional_files import optional_file
-from lit_epgan.text import csv_cell, markup, mathtext, printable
 
 if TYPE_CHECKING:
     import pandas as pd

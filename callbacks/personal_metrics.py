@@ -8,13 +8,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lit_epgan import tensor_file
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.datamodules.rounds import ValidationLoader
 from lit_epgan.engine import Federation, FlatParameters
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
-from lit_epgan.errors import UserError
 from lit_epgan.federated.drift.personal import PersonalModels, buffers_of
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
 
 State = Mapping[str, Tensor]
 

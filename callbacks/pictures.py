@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from lit_epgan.atomic import replacing
 from lit_epgan.fit.loop import logged_step
+from lit_epgan.lib.atomic import replacing
 from lit_epgan.runs.optional_files import optional_file
 from lit_epgan.runs.run_folder import PICTURES, round_picture
 

@@ -15,8 +15,8 @@ from lit_epgan.bayes.posterior import GaussianPosterior, predict
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.engine.parameters import matches
-from lit_epgan.errors import UserError
 from lit_epgan.federated.bayesian.laplace import STATE, LaplacePosterior, gaussian_loss
+from lit_epgan.lib.errors import UserError
 
 BINS = 15
 NINE_OF_TEN = 1.6448536269514722  # standard deviations of a Gaussian's central 90 %

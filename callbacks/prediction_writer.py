@@ -11,14 +11,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from PIL import Image
 from torch import Tensor
 
-from lit_epgan.atomic import naming, replacing
-from lit_epgan.bounds import at_least
 from lit_epgan.callbacks.pictures import to_pixels
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import naming, replacing
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
+from lit_epgan.lib.text import csv_cell
 from lit_epgan.networks.modes import evaluating
-from lit_epgan.randomness import generator_for
-from lit_epgan.text import csv_cell
 
 
 class OneWriter(Callback):

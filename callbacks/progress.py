@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from lit_epgan.atomic import write_text
-from lit_epgan.bounds import at_least
+from lit_epgan.lib.atomic import write_text
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.text import printable
 from lit_epgan.runs.loggers import headlines
 from lit_epgan.runs.optional_files import optional_file
-from lit_epgan.text import printable
 
 FILE = "progress.json"
 NARROWEST, WIDEST = 10, 24  # columns of the bar

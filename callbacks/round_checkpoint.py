@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks.model_checkpoint import ModelCheckpoint
 
-from lit_epgan.atomic import also_named, replacing
-from lit_epgan.bounds import at_least
+from lit_epgan.lib.atomic import also_named, replacing
+from lit_epgan.lib.bounds import at_least
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, newest_whole, seal_checkpoints
 
 

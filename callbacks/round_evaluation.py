@@ -6,10 +6,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
-from lit_epgan.errors import UserError
 from lit_epgan.fit.private_runs import public
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 
 class RoundEvaluation(Callback):

@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 class RoundsToTarget(RoundEvaluation):

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from lit_epgan.callbacks.pictures import publish, tile
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation, data_dir, sample_sets
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.metrics import ExtractorName, feature_extractor
-from lit_epgan.randomness import generator_for
 
 CANDIDATES = 10  # samples drawn for each cell of a grid by class
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation, prefixed, sample_sets
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import mathtext
 from lit_epgan.networks.modes import evaluating
-from lit_epgan.text import mathtext
 
 SIDE, HALF_WIDTH = 100, 5.0
 BANDWIDTH = 0.2

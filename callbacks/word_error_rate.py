@@ -11,14 +11,14 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from numpy.typing import NDArray
 
-from lit_epgan.atomic import replacing
 from lit_epgan.callbacks.round_evaluation import RoundEvaluation
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import replacing
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import csv_cell
 from lit_epgan.networks.modes import evaluating
 from lit_epgan.speech.decoding import WordErrors, interval, total, word_errors
 from lit_epgan.speech.frames import mean_of_windows, padded, window_rows, windows, with_future
 from lit_epgan.speech.preparation import Prepared, Utterance
-from lit_epgan.text import csv_cell
 
 Last = Literal["nothing", "dev", "test"]
 TOGETHER = 8  # utterances in one pass of the network

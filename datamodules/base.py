@@ -15,14 +15,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.utils.data import DataLoader, Dataset
 
-from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import DataClient, client_of, readable
 from lit_epgan.datamodules.hardship import Hardship
 from lit_epgan.datamodules.rounds import Mark, PlainLoader, RoundLoader, ValidationLoader
 from lit_epgan.engine.samplers import Everyone, FixedSize, Sampler, stages
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 Collate = Callable[[list[Any]], Any]
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 T = TypeVar("T")
 

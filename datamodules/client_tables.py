@@ -9,12 +9,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.bounds import within
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import within
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
+from lit_epgan.lib.text import few
 
 ROUNDING = 1e-12  # a spread so small beside the mean is that of a constant
 

@@ -12,9 +12,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
-from lit_epgan.randomness import HostStream, derive_seed, generator_for, secure_uniform
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import HostStream, derive_seed, generator_for, secure_uniform
+from lit_epgan.lib.text import few
 
 
 class BatchDataset(Dataset[Any]):

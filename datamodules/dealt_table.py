@@ -6,11 +6,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.client_tables import ClientRows, ClientTables, shuffled_classes
 from lit_epgan.datamodules.partition import dirichlet
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 
 class DealtTable(ClientTables):

@@ -10,8 +10,8 @@ from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import DataClient
 from lit_epgan.datamodules.rounds import PlainLoader
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 
 class Away:

@@ -17,8 +17,8 @@ from lit_epgan.datamodules.image_files import brief
 from lit_epgan.datamodules.images import ImageRecords, check_inverted, inverted_users
 from lit_epgan.datamodules.partition import check_dealing, deal
 from lit_epgan.datamodules.tff_files import hdf5_examples
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 SIDE, CLASSES = 28, 62  # of EMNIST: digits, capital and small letters
 LEAF = "https://github.com/TalwalkarLab/leaf (data/femnist: ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample)"

@@ -12,14 +12,14 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import functional
 
-from lit_epgan.bounds import at_least
-from lit_epgan.csv_table import named_file, read_csv_table
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData, numbers_first
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.datamodules.image_files import brief
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.csv_table import named_file, read_csv_table
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 if TYPE_CHECKING:
     import pandas as pd

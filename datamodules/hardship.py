@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_epgan.bounds import above, at_least, within
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset, batch_fetcher
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import above, at_least, within
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
+from lit_epgan.lib.text import few
 
 
 @dataclass

@@ -23,7 +23,7 @@ from torchvision.datasets import CIFAR10, CIFAR100, FashionMNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
 from torchvision.datasets.utils import check_integrity, download_url
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 SOURCES: dict[str, type[CIFAR10] | type[FashionMNIST]] = {
     "fashion_mnist": FashionMNIST,

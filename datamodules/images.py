@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_epgan.class_splits import Split, split_by_class
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.datamodules.image_files import read_split
 from lit_epgan.datamodules.partition import PartitionKind, hold_out, named, partition, refuse_empty
-from lit_epgan.emoji_package import VENDORS, Vendor, read_emoji, split_by_emoji
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.class_splits import Split, split_by_class
+from lit_epgan.lib.emoji_package import VENDORS, Vendor, read_emoji, split_by_emoji
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 ImageSetName = Literal["digits", "fashion_mnist", "cifar10", "cifar100", "emoji"]
 SHAPES = {"digits": (1, 8, 8), "fashion_mnist": (1, 28, 28)}

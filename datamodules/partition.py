@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from lit_epgan.datamodules.clients import tell_epoch
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 class Mark(NamedTuple):

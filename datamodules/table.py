@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from lit_epgan.csv_table import read_csv_table
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData, numbers_first
 from lit_epgan.datamodules.partition import check_dealing, deal
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.csv_table import read_csv_table
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 if TYPE_CHECKING:
     import pandas as pd

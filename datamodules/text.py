@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least, within
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.datamodules.tff_files import TFFFile
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
-from lit_epgan.symbols import ByteSymbols, WordSymbols, most_frequent
+from lit_epgan.lib.bounds import at_least, within
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
+from lit_epgan.lib.symbols import ByteSymbols, WordSymbols, most_frequent
 
 Sentence = Sequence[str]  # tokens
 LEVELS = ("words", "characters")

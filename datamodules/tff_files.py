@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 SIGNATURES = {b"\x89HDF\r\n\x1a\n": "hdf5", b"SQLite format 3\x00": "sqlite"}
 

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.folder import ImageFiles
 from lit_epgan.datamodules.partition import PartitionKind, named, partition
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 FOLDER = "tiny-imagenet-200"
 SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"

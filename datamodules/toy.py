@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.partition import partition
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 FOUR_CENTRES = ((-3.0, 3.0), (3.0, 3.0), (-3.0, -3.0), (3.0, -3.0))
 THREE_CENTRES = ((-9.0, 3.0), (0.0, -9.0), (8.0, 3.0))

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan.bounds import at_least, within
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.images import check_inverted, digits_splits, inverted_users
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import at_least, within
+from lit_epgan.lib.randomness import generator_for
 
 HAND = (0.25, 0.15, 0.08, 0.08)  # standard deviations of slant, weight, and shifts in halves of the image
 

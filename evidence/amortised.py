@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan import tensor_file
 from lit_epgan.bayes.simulator import Simulator
-from lit_epgan.errors import MissingFileError, UserError
-from lit_epgan.randomness import isolated
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import MissingFileError, UserError
+from lit_epgan.lib.randomness import isolated
 
 KIND = "nsf"  # neural spline flow (Durkan et al. 2019); on mixtures it learns faster than an affine one
 WIDTH, DEPTH, CODE = 256, 4, 64  # of the network that reads a summary, and the length of what it tells the flow

@@ -26,9 +26,9 @@ from lit_epgan.bayes.factor import SENSITIVITY
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.lightning_cli import FederatedCLI
 from lit_epgan.federated.function_space.generator_sites import SITE, SiteTensors, known_sites
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.networks.average import frozen_copy
 from lit_epgan.privacy import GaussianMechanism
-from lit_epgan.randomness import generator_for
 from lit_epgan.runs.config_files import resolve_configs
 
 B = ["--config", "digits_generator_sites.yaml"]

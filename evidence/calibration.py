@@ -16,7 +16,7 @@ from sklearn.model_selection import StratifiedKFold, cross_val_score
 from sklearn.neural_network import MLPClassifier
 from torch import Tensor
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 ORDER = 4  # of the polynomials: place, width, skewness, tails
 FOLDS = 5

@@ -14,9 +14,9 @@ from benchmarks.side_by_side import options, publish
 from lit_epgan.cli.significance import TITLES, holm, p_value, ratio_of_means
 from lit_epgan.cli.study_plan import Study, TestName, read_studies
 from lit_epgan.cli.table import number_text, p_text
+from lit_epgan.lib.text import markdown as literal
 from lit_epgan.runs.config_files import find_config
 from lit_epgan.runs.yaml_files import load_yaml
-from lit_epgan.text import markdown as literal
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 HEADS = ("of", "to", "runs", "ratio", "95 % interval", "p", "p, corrected", "equal within")

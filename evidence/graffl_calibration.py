@@ -25,8 +25,8 @@ from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.bayes.inference import FOUND, Inference
 from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.privacy import GaussianMechanism
-from lit_epgan.randomness import generator_for
 
 SITES, RECORDS, DELTA = 3, 240, 1e-5
 AMORTISED = "amortised, on a release, z = 1"

@@ -19,8 +19,8 @@ from lit_epgan.bayes import EmbeddingFactor, GaussianMixture
 from lit_epgan.bayes.inference import FOUND, Inference
 from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.privacy import GaussianMechanism
-from lit_epgan.randomness import generator_for
 
 CENTRES, SITES = torch.tensor([[-9.0, 3.0], [0.0, -9.0], [8.0, 3.0]]), 3
 TOY = GaussianMixture(3, 2)

@@ -21,7 +21,7 @@ from evidence.exact_mixture import gibbs
 from lit_epgan.bayes.inference import FOUND, Inference
 from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
 from lit_epgan.bayes.simulator import GaussianMixture
-from lit_epgan.randomness import isolated
+from lit_epgan.lib.randomness import isolated
 
 TRUTH, SPREAD = 1.0, 1.5
 CUT = 3.0  # of the mean weight

@@ -27,10 +27,10 @@ from lit_epgan.inspection import Ask, ImageView, Misclassified, Selection, Users
 from lit_epgan.inspection.image_view import Detection, ImageRelease, compare
 from lit_epgan.inspection.release import ImageFeatures, joint
 from lit_epgan.inspection.user_records import Primary, Records, trained
+from lit_epgan.lib.randomness import generator_for, isolated
 from lit_epgan.modules import Classifier
 from lit_epgan.networks import MLPBackbone
 from lit_epgan.privacy import Ledger, Queries, Releases, noise_multiplier_for
-from lit_epgan.randomness import generator_for, isolated
 
 DELTA = 1e-5
 POWER = 0.95

@@ -26,11 +26,11 @@ from lit_epgan.engine.plain_loop import PlainFederation
 from lit_epgan.engine.samplers import FixedSize
 from lit_epgan.federated import FedAvgM
 from lit_epgan.inspection.words_view import is_joined, joined_share, words_outside
+from lit_epgan.lib.randomness import generator_for, seed_streams
+from lit_epgan.lib.symbols import ByteSymbols, WordSymbols, most_frequent
 from lit_epgan.modules import LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork
 from lit_epgan.privacy import CentralNoise, Releases, spent
-from lit_epgan.randomness import generator_for, seed_streams
-from lit_epgan.symbols import ByteSymbols, WordSymbols, most_frequent
 
 VOCABULARY = {"words": 2000, "characters": 10_000}
 COHORT, Z, MADE = 10, 0.01, 2000

@@ -21,11 +21,11 @@ import torch
 from benchmarks.side_by_side import markdown, options, publish
 from evidence.trie_hh import TrieHH, fewest_users
 from lit_epgan.datamodules.text import docstrings, with_joined
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.words_view import is_joined, words_outside
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
+from lit_epgan.lib.symbols import most_frequent
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries
-from lit_epgan.randomness import generator_for
-from lit_epgan.symbols import most_frequent
 
 DELTA, PUBLIC, VOCABULARY, POWER = 1e-5, 70, 2000, 0.95
 EPSILONS = (1.0, 2.0, 4.0, 8.0)

@@ -30,7 +30,7 @@ from lit_epgan.datamodules import ImageDataModule
 from lit_epgan.engine import PlainFederation
 from lit_epgan.federated import LaplacePosterior
 from lit_epgan.federated.bayesian.laplace import SCALES, STATE
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.randomness import generator_for
 
 ROUNDS, BATCH, MEMBERS = 20, 32, 5
 LR = 0.5  # the best of .1, .2, .5 by held-out images of seeds 900 to 902, at clients and in one place

@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from benchmarks.side_by_side import markdown, options, publish
-from lit_epgan.class_splits import split_by_class
+from lit_epgan.lib.class_splits import split_by_class
 from lit_epgan.metrics.image_classifiers import digits_classifier
 from lit_epgan.metrics.image_scores import ImageScores, reference
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed
 from lit_epgan.privacy.accountant import Releases
 from lit_epgan.privacy.ledger import EVERYONE
 from lit_epgan.privacy.queries import Queries
-from lit_epgan.randomness import derive_seed
 
 END = "\0"  # what ends a word in the trie
 FEWEST_VOTES = 4  # for which the theorem holds

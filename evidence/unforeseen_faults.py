@@ -20,7 +20,7 @@ from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.inspection import ImageView
 from lit_epgan.inspection.release import LIKENESS, Likeness
 from lit_epgan.inspection.user_records import Records
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.randomness import generator_for
 
 IMAGES, POOL, EPSILON = 20, 700, 2.0
 Fault = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

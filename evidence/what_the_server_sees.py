@@ -30,7 +30,6 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Answer, Median, Round, Task
 from lit_epgan.engine.mechanisms import MASKS, refuse_single_reports
 from lit_epgan.engine.wire import encode_answer
-from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     F2A,
     MDGAN,
@@ -47,6 +46,7 @@ from lit_epgan.federated import (
     GeneratorSites,
     TiltedExpectationPropagation,
 )
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import GAN, Classifier, Posterior
 from lit_epgan.networks import MLPBackbone, MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, DistributedNoise

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lit_epgan.emoji_package import CATEGORIES
+from lit_epgan.lib.emoji_package import CATEGORIES
 
 EACH = 5  # emoji of a category
 TONES = 2  # further skin tones of the first person

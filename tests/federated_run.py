@@ -22,7 +22,6 @@ from lit_epgan.bayes import GaussianMixture
 from lit_epgan.callbacks import FederatedStrategy, FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, InTurn, Median
-from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     APFL,
     SCAFFOLD,
@@ -40,6 +39,7 @@ from lit_epgan.federated import (
     LaplacePosterior,
     TiltedExpectationPropagation,
 )
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import GAN, Posterior
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator

@@ -3,7 +3,7 @@
 import torch
 
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, merged
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.randomness import generator_for
 
 
 class NormalisedAverage(Algorithm):

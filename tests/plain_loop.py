@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.randomness import derive_seed, seed_streams
+from lit_epgan.lib.randomness import derive_seed, seed_streams
 from tests.federations import SIZES, client_sets, fit
 from tests.test_federation import assert_same, plain_batches, plain_cohort
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 def assert_refused(message: str, call: Callable[..., Any], /, *args: Any, **options: Any) -> None:

@@ -9,9 +9,9 @@ from dp_accounting import get_epsilon_gaussian
 from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules.clients import CoinBatches, DatasetClient, emptied
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import secure_uniform
 from lit_epgan.privacy import Ledger, Releases, noise_multiplier_for, spent
-from lit_epgan.randomness import secure_uniform
 from tests.refusals import assert_refused
 
 

@@ -24,7 +24,7 @@ from lit_epgan.engine import (
     scalar,
 )
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx, LaplaceSites
-from lit_epgan.randomness import derive_seed, seed_streams
+from lit_epgan.lib.randomness import derive_seed, seed_streams
 from tests.federations import SIZES, assert_resumes, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_federation import federated

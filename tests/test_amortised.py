@@ -10,9 +10,9 @@ from torch import Tensor
 
 from evidence.amortised import AmortisedPosterior, Summary, draw_parameters, ordered
 from evidence.calibration import coverage, ranks, uniformity
-from lit_epgan import tensor_file
 from lit_epgan.bayes.simulator import Simulator
-from lit_epgan.errors import UserError
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
 from tests.refusals import assert_refused
 
 RECORDS, NOISE = 4, 0.5

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.callbacks import RoundCheckpoint
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedProx
+from lit_epgan.lib.errors import UserError
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop

@@ -10,12 +10,12 @@ import torch
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_epgan import tensor_file
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.cli.main import main
 from lit_epgan.cli.run_setup import ENTRY, hyperparameters, refuse_changes
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import Classifier
 from tests.federations import client_sets, fit
 from tests.modules import Regression

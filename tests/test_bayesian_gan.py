@@ -15,9 +15,9 @@ from lit_epgan.callbacks.sample_grid import SampleGrid
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.federated import ExpectationPropagation
 from lit_epgan.modules.gan import GAN
+from lit_epgan.modules.objectives import OBJECTIVES, objective
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
-from lit_epgan.objectives import OBJECTIVES, objective
 from tests import federations
 from tests.federations import client_sets
 from tests.gans import HEADS, MEMBERS, PRIORS, Batches, Record, bayesian_gan, fit

@@ -18,10 +18,10 @@ from lit_epgan.bayes import boosting
 from lit_epgan.bayes.boosting import METHODS, Logistic, Site, area, averaged, balanced, cutoff, fitted, lacking, scores
 from lit_epgan.callbacks import BoostedClassifiers
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.privacy import CentralNoise
-from lit_epgan.randomness import generator_for
 from tests.federations import fit, plain_trainer
 from tests.refusals import assert_refused
 

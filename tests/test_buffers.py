@@ -23,8 +23,8 @@ from lit_epgan.engine import (
 )
 from lit_epgan.engine.messages import Combination
 from lit_epgan.engine.module_state import choose_merges, kind
-from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
+from lit_epgan.lib.errors import UserError
 from tests.refusals import assert_refused
 from tests.test_sealed_server import federation
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_epgan import atomic, tensor_file
+from lit_epgan.lib import atomic, tensor_file
 from lit_epgan.metrics import image_classifiers, image_scores
 from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.image_scores import Reference, reference

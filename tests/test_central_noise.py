@@ -12,8 +12,8 @@ from lit_epgan.engine import Everyone, FixedSize, InTurn, Poisson, Rounds, Serve
 from lit_epgan.engine.mechanisms import NormClipping, Plan, flat_norm
 from lit_epgan.engine.messages import Combination, Count, Report, Total, Weighted
 from lit_epgan.engine.samplers import Chains, Sampler
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import (
     AdaptiveNoise,
     CentralNoise,

@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from lit_epgan import tensor_file
 from lit_epgan.callbacks import RoundCheckpoint
-from lit_epgan.errors import UserError
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault, newest_whole, require_whole
 from tests.federations import federation, fit
 from tests.ledgers import the_ledger

@@ -12,8 +12,8 @@ from torchvision.models import resnet18
 from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
 from lit_epgan.datamodules.images import ImageDataModule
-from lit_epgan.errors import MissingFileError, UserError
 from lit_epgan.federated import MOON, FedAvg, FedNP
+from lit_epgan.lib.errors import MissingFileError, UserError
 from lit_epgan.metrics import feature_extractor, image_classifiers
 from lit_epgan.metrics.cache import cache_folder
 from lit_epgan.metrics.image_classifiers import FashionClassifier

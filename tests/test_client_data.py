@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_co
 
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.clients import BatchDataset
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.federations import client_sets, federation, fit, plain_trainer
 from tests.modules import Regression
 from tests.notes import Notes

@@ -24,7 +24,7 @@ from torchmetrics.classification import (
 from lit_epgan.callbacks import ClientMetrics, FederationCallback
 from lit_epgan.callbacks.client_metrics import ClientCopies
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.metrics.over_clients import over_clients
 from lit_epgan.modules import Classifier, Regression, SuffiAE
 from tests.federations import fit, plain_trainer

@@ -12,8 +12,8 @@ from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule, Institutions
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.engine import Broadcast, Client, Message
-from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
+from lit_epgan.lib.errors import UserError
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.plain_loop import PlainLoop, assert_plain

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
 from lit_epgan.privacy.noisy_steps import ClippedGradients, refuse_layers_that_mix
 from tests.refusals import assert_refused

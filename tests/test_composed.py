@@ -21,7 +21,6 @@ from lit_epgan.engine import (
     Rounds,
     Server,
 )
-from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     SCAFFOLD,
     ExpectationPropagation,
@@ -34,6 +33,7 @@ from lit_epgan.federated import (
     GeneratorSites,
     PriorOn,
 )
+from lit_epgan.lib.errors import UserError
 from tests.federations import SIZES, assert_resumes, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import own_batches

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.federated import DistilledSites, EmbeddingSites, FedAvg, FedAvgGAN, GeneratorSites
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import CVAE
 from lit_epgan.modules.conditional import ConditionalGAN, divergence
 from lit_epgan.modules.gan import GAN

@@ -15,8 +15,8 @@ from lit_epgan.engine.aggregation import Total
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Report
 from lit_epgan.engine.samplers import Chains
-from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, Ledger, Releases, spent
 from lit_epgan.privacy.correlated import BackSubstitution, banded, prefix_deviations, sensitivity, square_root
 from lit_epgan.privacy.ledger import Account, default_path

@@ -19,7 +19,7 @@ from lit_epgan.datamodules import (
     TableDataModule,
 )
 from lit_epgan.datamodules.tff_files import TFFFile, features
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.refusals import assert_refused
 from tests.users_tree import SIZES, images, leaf_content, write_emnist, write_leaf, write_table
 

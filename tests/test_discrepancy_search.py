@@ -24,11 +24,11 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import PlainFederation, Round, Rounds, Server, passing
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import decode_answer, decode_task, encode_answer, encode_task
-from lit_epgan.errors import UserError
 from lit_epgan.federated import DiscrepancySearch, FedAvg, PublishedRejection
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.modules import Posterior, PosteriorOfCodes, SuffiAE
 from lit_epgan.privacy import CentralNoise
-from lit_epgan.randomness import generator_for
 from tests.federations import assert_resumes, federation, fit
 from tests.modules import Regression
 from tests.plain_federation import federated

@@ -13,9 +13,9 @@ from torch.utils.data import TensorDataset
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Broadcast, Client, Message, Rounds, Server
 from lit_epgan.engine.samplers import Sampler
-from lit_epgan.errors import UserError
 from lit_epgan.federated import F2A, MDGAN, FedAvgGAN
 from lit_epgan.federated.fedavg_gan import DiscriminatorPart
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator

@@ -15,8 +15,8 @@ from lit_epgan.engine import Algorithm, Rounds, Server
 from lit_epgan.engine.divergence import largest_norm, overflowing
 from lit_epgan.engine.messages import norm
 from lit_epgan.engine.plain_loop import PlainFederation
-from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAdam, FedAvg, FedLA
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import CentralNoise
 from tests.federations import SIZES, client_sets, fit
 from tests.federations import federation as double_federation

@@ -8,7 +8,7 @@ import torch
 
 from lit_epgan.datamodules import DocstringsDataModule
 from lit_epgan.datamodules.text import docstrings, joined, sentences
-from lit_epgan.symbols import ByteSymbols, WordSymbols
+from lit_epgan.lib.symbols import ByteSymbols, WordSymbols
 from tests.refusals import assert_refused
 
 SOURCE = '''

@@ -7,8 +7,8 @@ from torch.utils.data import TensorDataset
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Report
 from lit_epgan.engine.messages import Broadcast, tensor_of
-from lit_epgan.errors import UserError
 from lit_epgan.federated import F2A, FedAvgGAN, GeneratorSites, TiltedExpectationPropagation
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator, MNISTDiscriminator, MNISTGenerator
 from lit_epgan.privacy import CentralNoise

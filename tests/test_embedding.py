@@ -27,9 +27,9 @@ from lit_epgan.bayes import (
 from lit_epgan.bayes.codes import cosine_basis
 from lit_epgan.callbacks.toy_metrics import density_error, grid, mode_coverage
 from lit_epgan.datamodules.toy import ToyDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.metrics import feature_extractor
-from lit_epgan.randomness import generator_for
 from tests.refusals import assert_refused
 
 

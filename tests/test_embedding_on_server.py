@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.engine import Message, Rounds, Server, passing
-from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, FedAvg, MatchedEmbedding
+from lit_epgan.lib.errors import UserError
 from tests.federations import assert_resumes, federation, fit
 from tests.modules import Regression
 from tests.refusals import assert_refused

@@ -13,11 +13,11 @@ from lit_epgan.bayes import EmbeddingFactor
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Broadcast, Client, Message, Rounds, Server
-from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, FedAvg
 from lit_epgan.federated.function_space.embedding_release import SharedFeatures
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.networks.average import frozen_copy
-from lit_epgan.randomness import generator_for
 from tests.federations import assert_resumes, fit
 from tests.notes import Notes
 from tests.refusals import assert_refused

@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lit_epgan import emoji_package
 from lit_epgan.datamodules.images import ImageDataModule
-from lit_epgan.emoji_package import CATEGORIES, read_emoji, split_by_emoji
-from lit_epgan.errors import MissingFileError, UserError
+from lit_epgan.lib import emoji_package
+from lit_epgan.lib.emoji_package import CATEGORIES, read_emoji, split_by_emoji
+from lit_epgan.lib.errors import MissingFileError, UserError
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.image_classifiers import EmojiClassifier
 from tests.emoji_tree import EACH, TONES, picture, png, published, write_emoji, write_package

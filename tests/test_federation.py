@@ -20,9 +20,9 @@ from lit_epgan.federated import (
     GeneratorSites,
 )
 from lit_epgan.fit.loop import result_metrics
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.randomness import generator_for
 from lit_epgan.runs.loggers import MetricsFile
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression, TwoOptimizers

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import PlainFederation
-from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, FedAvg, FedDyn, FedNova
 from lit_epgan.federated.drift.moon import contrast
+from lit_epgan.lib.errors import UserError
 from tests import own_algorithms
 from tests.federations import federation, fit
 from tests.modules import Regression, TwoOptimizers

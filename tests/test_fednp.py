@@ -17,9 +17,9 @@ from lit_epgan.callbacks.curve_fit import CurveFit
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.toy import PolynomialDataModule
 from lit_epgan.engine import Algorithm, Broadcast, Client, Rounds, Server
-from lit_epgan.errors import UserError
 from lit_epgan.federated import ConjugateEP, FedAvg, FedNP
 from lit_epgan.federated.bayesian.fednp import Q, kl_from_standard_normal
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules.supervised import Regression
 from lit_epgan.networks.mlp import PolynomialFeatures
 from tests.federations import assert_resumes, federation, fit

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from lit_epgan.datamodules.folder import FolderDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.refusals import assert_refused
 
 RED = (255, 0, 0)

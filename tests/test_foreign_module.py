@@ -17,9 +17,9 @@ from torch.utils.data import Dataset, TensorDataset
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm
-from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingSites, ExpectationPropagation, FedAvg, GeneratorSites
 from lit_epgan.federated.function_space.generator_sites import SiteTensors
+from lit_epgan.lib.errors import UserError
 from tests.federations import fit
 from tests.plain_loop import PlainLoop, assert_plain
 from tests.test_federation import plain_batches

@@ -10,8 +10,8 @@ from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
 
 import lit_epgan.modules.sampling
-from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import sample_shape
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
 from tests.gans import Batches, Record, fit, gan

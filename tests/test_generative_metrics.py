@@ -18,12 +18,12 @@ from lit_epgan.callbacks.generative_metrics import GenerativeMetrics, real_image
 from lit_epgan.callbacks.sample_grid import SampleGrid
 from lit_epgan.callbacks.toy_metrics import ToyMetrics
 from lit_epgan.datamodules.toy import ToyDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.image_scores import ImageScores, class_coverage, confident_counts, frechet_distance, reference
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.randomness import generator_for
 from tests.generative import Images, Log, Union, feature_statistics, gan, trainer, use_pixels
 from tests.inception_weights import stand_in
 from tests.processes import run_words

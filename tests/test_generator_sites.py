@@ -12,10 +12,10 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.federated import DistilledSites, FedAvg, GeneratorSites
 from lit_epgan.federated.function_space.generator_sites import Samples, SiteTensors, _apportion
 from lit_epgan.federated.tilted_batch import tilted_batch
+from lit_epgan.lib.errors import UserError
 from tests.federations import federation, fit
 from tests.modules import Regression
 from tests.notes import Notes

@@ -13,9 +13,9 @@ from lit_epgan.carriers.protocol import Endpoint
 from lit_epgan.engine import Answer, Count, Mechanism, Message, NormClipping, PlainFederation, Weighted, merged
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.rounds import Round, run_round
-from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg
 from lit_epgan.fit.ends import AtServer
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import AdaptiveNoise, CentralNoise, CorrelatedNoise, DistributedNoise, RecordNoise
 
 

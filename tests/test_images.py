@@ -17,7 +17,7 @@ from torchvision.datasets import CIFAR10
 from lit_epgan.datamodules import image_files
 from lit_epgan.datamodules.images import ImageDataModule, digits_splits, superclass_of
 from lit_epgan.datamodules.tiny_imagenet import TinyImageNetDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.cifar_tree import write_cifar
 from tests.fashion_tree import write_fashion
 from tests.refusals import assert_refused

@@ -5,12 +5,12 @@ import torch
 import yaml
 from rich.console import Console
 
-from lit_epgan import tensor_file
 from lit_epgan.cli.inspect import PAGE, RELEASED, _keep_earlier, show
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import WritersDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.view import Check, Findings
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs.config_files import INSPECTIONS, config_folders, known_configs
 from tests.ledgers import paths, the_ledger
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from lit_epgan import tensor_file
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule, WritersDataModule
 from lit_epgan.engine import FixedSize
@@ -16,6 +15,7 @@ from lit_epgan.inspection import Ask, FederatedGAN, Findings, Inspection, Panel,
 from lit_epgan.inspection.federated_generator import add_generators
 from lit_epgan.inspection.group_models import selected_images, turn_loss
 from lit_epgan.inspection.inspection import page
+from lit_epgan.lib import tensor_file
 from lit_epgan.modules import GAN, GaussianPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, Releases, spent

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from lit_epgan import tensor_file
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.text import Text
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvgM
 from lit_epgan.inspection import (
     Ask,
@@ -30,10 +28,12 @@ from lit_epgan.inspection import (
 )
 from lit_epgan.inspection.group_models import selected_words
 from lit_epgan.inspection.inspection import page
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.symbols import ByteSymbols
 from lit_epgan.modules import GAN, LanguageModel
 from lit_epgan.networks import CIFGLanguageNetwork, MLPDiscriminator, MLPGenerator
 from lit_epgan.privacy import CentralNoise, Releases, spent
-from lit_epgan.symbols import ByteSymbols
 from tests.federations import fit
 from tests.ledgers import the_ledger
 from tests.refusals import assert_refused

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from lit_epgan.errors import UserError
 from lit_epgan.inspection import (
     AllExamples,
     Ask,
@@ -19,6 +18,7 @@ from lit_epgan.inspection import (
 from lit_epgan.inspection.release import ImageFeatures
 from lit_epgan.inspection.selections import accuracy
 from lit_epgan.inspection.user_records import Records, blocks
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import Ledger, Queries
 from tests.refusals import assert_refused
 

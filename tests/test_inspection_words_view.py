@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from lit_epgan import tensor_file
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import DocstringsDataModule
 from lit_epgan.datamodules.text import Text
 from lit_epgan.inspection import AllExamples, Ask, Misclassified, OutsideVocabulary, Selection, Slice, Users, WordsView
 from lit_epgan.inspection.words_view import Shown, given, look_next, weighed, word_records
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.symbols import WordSymbols
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, spent
-from lit_epgan.symbols import WordSymbols
 from tests.ledgers import the_ledger
 from tests.refusals import assert_refused
 

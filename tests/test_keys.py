@@ -16,7 +16,7 @@ from lit_epgan.carriers import keys
 from lit_epgan.carriers.flare import certificates
 from lit_epgan.carriers.keys import Announced, ExchangeKey, Identity, Words, add_pad, pad_key
 from lit_epgan.carriers.secure_aggregation import Numbers, fixed_point, floating_point, largest
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.certificates import Root, written
 from tests.refusals import assert_refused
 

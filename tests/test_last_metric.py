@@ -12,8 +12,8 @@ from lit_epgan.bayes.inference import SEEN, Correction, Inference, Refinement
 from lit_epgan.bayes.mean_embeddings import answered, mean_embedding
 from lit_epgan.bayes.moves import effective_size
 from lit_epgan.bayes.search import Particles, Search
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 N = 1000.0  # the data's records
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from lit_epgan.cli.main import main, show
 from lit_epgan.engine import Everyone, Plan
 from lit_epgan.engine.mechanisms import LocalPlan
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import Budget, CentralNoise, Ledger, Queries, RecordNoise, Releases, spent
 from tests.refusals import assert_refused
 

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule, FolderDataModule, ImageDataModule, Institutions
 from lit_epgan.engine import Everyone, Plan
-from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingOnServer, EmbeddingSites, SearchOnRelease
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import CentralNoise, CorrelatedNoise, GaussianMechanism, Ledger, RecordNoise, Releases, spent
 from lit_epgan.privacy.ledger import FOLDER, default_path
 from tests.federations import federation, fit

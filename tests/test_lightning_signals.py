@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import Institutions
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, PlainFederation, StepHooks
-from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     APFL,
     MOON,
@@ -27,6 +26,7 @@ from lit_epgan.federated import (
     LaplaceSites,
     SampleMoments,
 )
+from lit_epgan.lib.errors import UserError
 from tests.federations import SIZES, client_sets, federation, fit, plain_trainer
 from tests.modules import Regression
 from tests.notes import Notes

@@ -15,9 +15,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, Rounds, Server
-from lit_epgan.errors import UserError
 from lit_epgan.federated import DistilledSites, FedAvg, FedProx
-from lit_epgan.randomness import derive_seed, seed_streams
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed, seed_streams
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.notes import Notes

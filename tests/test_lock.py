@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_epgan import atomic, tensor_file
-from lit_epgan.atomic import naming, replacing, write_text
 from lit_epgan.cli.error_messages import disk_error
 from lit_epgan.cli.main import main
-from lit_epgan.errors import UserError
+from lit_epgan.lib import atomic, tensor_file
+from lit_epgan.lib.atomic import naming, replacing, write_text
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs import lock
 from lit_epgan.runs.lock import Holder, locked
 from lit_epgan.runs.loggers import MetricsFile

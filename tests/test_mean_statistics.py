@@ -13,9 +13,9 @@ from lit_epgan.bayes import Independent, RandomFourierFeatures, Statistics
 from lit_epgan.bayes.inference import LinearMean, Refinement, SyntheticLikelihood
 from lit_epgan.bayes.mean_embeddings import basis, leading, ridged, root, spread_directions, sufficient_directions
 from lit_epgan.bayes.search import Search
-from lit_epgan.errors import UserError
 from lit_epgan.federated.features import Features
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from tests.refusals import assert_refused
 
 

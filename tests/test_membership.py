@@ -18,7 +18,7 @@ from evidence.attacks import (
     nearest,
     true_positive_rate,
 )
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.randomness import generator_for
 
 
 def gaussian(*shape, of):

@@ -14,7 +14,7 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from torchmetrics.image.inception import InceptionScore as TorchmetricsInceptionScore
 
 from lit_epgan.callbacks.round_evaluation import sample_parts
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics import image_scores as module
 from lit_epgan.metrics.feature_extractors import FeatureExtractor, Pixels

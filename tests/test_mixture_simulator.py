@@ -17,8 +17,8 @@ from lit_epgan.bayes.inference import FOUND, Inference
 from lit_epgan.bayes.mean_embeddings import Question, SummedAnswer, answered, mean_embedding
 from lit_epgan.bayes.moves import consistent
 from lit_epgan.bayes.simulator import GaussianMixture
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from tests.refusals import assert_refused
 
 OTHER_MIXTURE = GaussianMixture(3, 2, concentration=1.7, mean=0.5, mean_precision=0.2, dof=6.0, scale=1.3)

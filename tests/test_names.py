@@ -22,9 +22,9 @@ from lit_epgan.callbacks import FederatedProgressBar, PartitionReport, RoundChec
 from lit_epgan.callbacks.partition_report import partition_picture, print_partition, with_names
 from lit_epgan.cli.main import main
 from lit_epgan.cli.process import printable_messages
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import csv_cell, printable
 from lit_epgan.runs.loggers import MetricsFile
-from lit_epgan.text import csv_cell, printable
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression
 from tests.names import names

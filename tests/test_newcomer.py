@@ -8,13 +8,13 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lit_epgan import tensor_file
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.carriers.protocol import Endpoint, Terms
 from lit_epgan.engine import Sampler
-from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg
 from lit_epgan.fit import state
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
 from tests.federations import SIZES, federation
 from tests.modules import Regression
 from tests.same_weights import assert_same

@@ -32,9 +32,9 @@ from lit_epgan.federated.drift.moon import contrast
 from lit_epgan.modules.acoustic_model import AcousticModel
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.manual_optimization import Batch
+from lit_epgan.modules.objectives import OBJECTIVES
 from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Prior, UniformPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
-from lit_epgan.objectives import OBJECTIVES
 from tests.federations import federation, fit
 
 ASKING = {

@@ -9,7 +9,7 @@ from scipy.linalg import solve_discrete_lyapunov
 from torch import Tensor, nn
 
 from lit_epgan.bayes import SGHMC
-from lit_epgan.objectives import OBJECTIVES, gradient_penalty, objective, r1_penalty, squared_gradient_norms
+from lit_epgan.modules.objectives import OBJECTIVES, gradient_penalty, objective, r1_penalty, squared_gradient_norms
 from tests.refusals import assert_refused
 
 REAL = torch.tensor([[2.0], [-1.0]])

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, SequentialLR, St
 
 from lit_epgan.engine.local_state import OptimizerStates
 from lit_epgan.engine.own import same as equal
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.refusals import assert_refused
 from tests.test_attributes import loaded
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.engine import Algorithm, FixedSize, Median, Message, NormClipping, Rounds, Server
 from lit_epgan.engine.algorithm import check_hooks
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedProx
+from lit_epgan.lib.errors import UserError
 from tests import own_algorithms
 from tests.federations import fit
 from tests.own_algorithms import MedianOfClients, NormalisedAverage, RandomSearch

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import FlatParameters
-from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, Ditto, ExpectationPropagation, FedDyn, FedLA, FedPA, FedProx
+from lit_epgan.lib.errors import UserError
 from tests.federations import SIZES, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop

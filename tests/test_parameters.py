@@ -14,9 +14,9 @@ from torch.optim.lr_scheduler import LambdaLR, StepLR
 from lit_epgan.datamodules import Institutions
 from lit_epgan.engine import Algorithm, Broadcast, Client, FlatParameters, Message, OptimizedParameters, Round
 from lit_epgan.engine.private import Private
-from lit_epgan.errors import UserError
 from lit_epgan.fit.loop import RoundLoop
 from lit_epgan.fit.options import check_module, check_trainer
+from lit_epgan.lib.errors import UserError
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
 from tests.notes import Notes

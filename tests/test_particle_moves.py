@@ -21,7 +21,7 @@ from lit_epgan.bayes.moves import (
     resampled,
 )
 from lit_epgan.bayes.simulator import GaussianMixture
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.randomness import generator_for
 
 
 def normal(*shape, stream="normal"):

@@ -20,7 +20,7 @@ from lit_epgan.callbacks.partition_report import PartitionReport, partition_pict
 from lit_epgan.datamodules import TableDataModule
 from lit_epgan.datamodules.partition import hold_out, partition, partition_table, refuse_empty
 from lit_epgan.datamodules.toy import ToyDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.refusals import assert_refused
 
 

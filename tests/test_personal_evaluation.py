@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop

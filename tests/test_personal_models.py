@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Callback
 
 from lit_epgan.callbacks import FederationCallback, PersonalMetrics, RoundCheckpoint
-from lit_epgan.errors import UserError
 from lit_epgan.federated import APFL, Ditto, FedAvg, FedRep
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import CentralNoise, RecordNoise
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers

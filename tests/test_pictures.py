@@ -20,11 +20,11 @@ from lit_epgan.callbacks.sample_grid import SampleGrid
 from lit_epgan.callbacks.toy_metrics import DensityMap, ToyMetrics
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules.toy import ToyDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.federated import GeneratorSites
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.randomness import generator_for
 from tests.generative import Images, Log, Union, gan, trainer, use_pixels
 from tests.test_cli import refusal
 

@@ -15,8 +15,8 @@ from lit_epgan.datamodules import FederatedDataModule, ImageDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.hardship import Hardship, mistaken
 from lit_epgan.engine import Broadcast, Client, ComingAndGoing, EveryoneAtFirst, FixedSize, Message
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules.supervised import Classifier
 from lit_epgan.networks.resnet import ResNet18
 from lit_epgan.runs.config_files import find_config

@@ -17,9 +17,9 @@ from lit_epgan.callbacks import PosteriorPredictive, PredictionWriter
 from lit_epgan.callbacks.posterior_predictive import risk_by_coverage, scored
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import NormClipping, PlainFederation
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedProx, LaplacePosterior
 from lit_epgan.federated.bayesian.laplace import PRIORS, SCALES, STATE
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import Classifier, Regression
 from tests.federations import fit
 

@@ -16,8 +16,8 @@ from lit_epgan.callbacks import PredictionWriter
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.images import ImageDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.user_records import CHUNK, Primary, Records, labels, loaded, trained
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import Classifier, Regression
 from tests.federations import federation
 from tests.refusals import assert_refused

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lit_epgan.modules.objectives import OBJECTIVES, objective
 from lit_epgan.modules.priors import GaussianPrior, HistoryPrior, Snapshots, UniformPrior
 from lit_epgan.networks import DCGANDiscriminator, DCGANGenerator, MLPDiscriminator, MLPGenerator
-from lit_epgan.objectives import OBJECTIVES, objective
 from tests.refusals import assert_refused
 
 MEMBERS = 3

@@ -16,10 +16,10 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Client, Message, Report, Rounds, Server, passing
 from lit_epgan.engine.mechanisms import flat_norm
 from lit_epgan.engine.messages import Broadcast, tensor_of
-from lit_epgan.errors import UserError
 from lit_epgan.federated import EmbeddingOnServer, MatchedEmbedding
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import secure_normal
 from lit_epgan.privacy import CentralNoise, DistributedNoise, GaussianMechanism, Releases, spent
-from lit_epgan.randomness import secure_normal
 from tests.federations import fit
 from tests.ledgers import the_ledger
 from tests.refusals import assert_refused

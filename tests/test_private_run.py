@@ -24,8 +24,8 @@ from lit_epgan.engine import (
     merged,
 )
 from lit_epgan.engine.rounds import Round
-from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg, FedSeq
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import CentralNoise, RecordNoise
 from tests.federations import client_sets, federation, fit
 from tests.ledgers import the_ledger

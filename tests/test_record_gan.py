@@ -9,14 +9,14 @@ from torch.utils.data import TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm
-from lit_epgan.errors import UserError
 from lit_epgan.federated import F2A, MDGAN, ExpectationPropagation, FedAvg, FedAvgGAN, GeneratorSites
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import ConditionalGAN
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.manual_optimization import Batch
+from lit_epgan.modules.objectives import gradient_penalty, r1_penalty, scores_and_slopes, squared_gradient_norms
 from lit_epgan.modules.priors import HistoryPrior
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
-from lit_epgan.objectives import gradient_penalty, r1_penalty, scores_and_slopes, squared_gradient_norms
 from lit_epgan.privacy import RecordNoise
 from lit_epgan.privacy.noisy_steps import ClippedGradients
 from tests.federations import fit

@@ -19,8 +19,8 @@ from lit_epgan.engine import Exchange, PlainFederation, Rounds, Server, Task, pa
 from lit_epgan.engine.private import Private
 from lit_epgan.federated import DiscrepancySearch, PublishedRejection
 from lit_epgan.federated.likelihood_free.published_rejection import Accepted, distances, proposals
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.modules import Posterior
-from lit_epgan.randomness import generator_for
 from tests.federations import fit
 from tests.plain_federation import federated
 from tests.refusals import assert_refused

@@ -14,7 +14,6 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.datamodules.clients import DatasetClient
 from lit_epgan.engine.mechanisms import LocalPlan, Plan
 from lit_epgan.engine.samplers import Everyone
-from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     MOON,
     SCAFFOLD,
@@ -25,6 +24,7 @@ from lit_epgan.federated import (
     FedProx,
     TiltedExpectationPropagation,
 )
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import Ledger, RecordNoise, Releases, spent
 from tests.federations import SIZES, client_sets, federation, fit
 from tests.ledgers import the_ledger

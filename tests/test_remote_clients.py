@@ -20,7 +20,7 @@ from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import LENGTH, encode_answer
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 NAMES = ["a", "b", "c"]
 PATIENCE, LARGEST = 0.2, 10_000

@@ -23,8 +23,8 @@ from lit_epgan.engine import (
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.wire import decode_task, encode_task
 from lit_epgan.federated import FedAvg
+from lit_epgan.lib.randomness import derive_seed
 from lit_epgan.modules.gan import GAN
-from lit_epgan.randomness import derive_seed
 from tests.generative import Images, gan, trainer
 from tests.plain_federation import descending
 from tests.refusals import assert_refused

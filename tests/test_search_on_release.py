@@ -16,8 +16,8 @@ from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Exchange, Rounds, Server, passing
 from lit_epgan.federated import FedAvg, SearchOnRelease
 from lit_epgan.federated.likelihood_free.search_on_release import noise_of
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.modules import Posterior
-from lit_epgan.randomness import generator_for
 from tests.federations import fit
 from tests.plain_federation import federated
 from tests.refusals import assert_refused

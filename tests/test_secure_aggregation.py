@@ -24,8 +24,8 @@ from lit_epgan.engine import Algorithm, Exchange, FixedSize, Median, Round, Roun
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.runner import Answer
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedSeq
+from lit_epgan.lib.errors import UserError
 from tests.certificates import Root
 from tests.pipe_federations import half
 from tests.processes import Started, command, run

@@ -13,8 +13,8 @@ from torch.utils.data import TensorDataset
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import NormClipping
-from lit_epgan.errors import UserError
 from lit_epgan.federated import APFL, SCAFFOLD, FedAvg, FedProx
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import CentralNoise, RecordNoise
 from tests.modules import vector
 

@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from lit_epgan.datamodules import BreastCancerDataModule
 from lit_epgan.datamodules.client_tables import ClientRows, ClientTables, pooled_location, pooled_scale, stratified
 from lit_epgan.datamodules.dealt_table import DealtTable, alike, shifted, thinned
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 def generator(seed=0):

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from lit_epgan.datamodules import SpeechDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.speech.corpora import (
     Recording,
     chime5,

@@ -11,10 +11,10 @@ from lightning.pytorch import Callback
 
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.speech import ChunkDataset, SpeechDataModule, chunks_of
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.modules.acoustic_model import AcousticModel
 from lit_epgan.networks.speech_networks import SRUAcousticNetwork
-from lit_epgan.randomness import generator_for
 from lit_epgan.speech.frames import CHUNK, FUTURE, INPUTS, MELS, SpectralMasking, chunk_starts, runs, with_future
 from lit_epgan.speech.preparation import UNALIGNED, Utterance
 from lit_epgan.speech.sessions import pool_of

@@ -11,7 +11,7 @@ from torch import nn
 from torchmetrics.text import WordErrorRate
 
 from lit_epgan.bayes import StackedFrames, herd
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.speech import synthesis
 from lit_epgan.speech.decoding import WordErrors, interval, total, word_errors
 from lit_epgan.speech.frames import (

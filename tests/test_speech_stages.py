@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_epgan import atomic
 from lit_epgan.datamodules.speech import SpeechDataModule
-from lit_epgan.errors import UserError
+from lit_epgan.lib import atomic
+from lit_epgan.lib.errors import UserError
 from lit_epgan.speech.corpora import read_audio
 from lit_epgan.speech.stages import CONTENTS, PART, Stages, _mine, digest_of_result, is_whole
 from tests.processes import Started

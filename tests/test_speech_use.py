@@ -14,7 +14,7 @@ import torch
 
 from lit_epgan.callbacks.word_error_rate import WordErrorRate, log_posteriors, lowest
 from lit_epgan.cli.main import main
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules.acoustic_model import AcousticModel
 from lit_epgan.networks.speech_networks import SRUAcousticNetwork
 from lit_epgan.speech.decoding import Decoder

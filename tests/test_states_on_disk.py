@@ -8,9 +8,9 @@ from lightning.pytorch import Trainer
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
 from lit_epgan.engine.private import Private, PrivateStates
-from lit_epgan.errors import UserError
 from lit_epgan.federated import SCAFFOLD
 from lit_epgan.fit.client_states import StatesOnDisk
+from lit_epgan.lib.errors import UserError
 from tests.federations import federation
 from tests.modules import Regression
 from tests.refusals import assert_refused

@@ -10,9 +10,9 @@ import pytest
 from lightning.pytorch import Callback
 
 from lit_epgan.cli.main import main
+from lit_epgan.lib.signals import Stopped, stoppable
 from lit_epgan.runs.loggers import MetricsFile
 from lit_epgan.runs.run_folder import read_end
-from lit_epgan.signals import Stopped, stoppable
 from tests.processes import Started
 from tests.test_cli import TINY, refusal
 from tests.test_lock import held_by_another

@@ -18,7 +18,7 @@ from lit_epgan.cli.study import study, take_known
 from lit_epgan.cli.study_plan import read_studies
 from lit_epgan.cli.study_run import Run, runs_of
 from lit_epgan.cli.table import best, cell_text, tabulate
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs.config_files import find_config
 from tests.refusals import assert_refused
 from tests.studies import read_study, rewritten, tabulated, write_plan, write_stand_in

@@ -20,8 +20,8 @@ from lit_epgan.cli.study_plan import read_studies
 from lit_epgan.cli.study_run import Run, runs_of
 from lit_epgan.cli.study_runner import Display
 from lit_epgan.cli.table import tabulate
-from lit_epgan.errors import UserError
-from lit_epgan.text import csv_cell, markdown, markup, mathtext, printable
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import csv_cell, markdown, markup, mathtext, printable
 from tests.names import names
 from tests.refusals import assert_refused
 from tests.studies import run_quietly, write_plan, write_stand_in

@@ -18,7 +18,7 @@ from lit_epgan.cli.study import study
 from lit_epgan.cli.study_plan import Method
 from lit_epgan.cli.study_run import CLI, Run, cli_command, runs_of
 from lit_epgan.cli.study_runner import Fork, start
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs.run_folder import END, FitEnd, read_end, write_end
 from tests.studies import calls, read_study, run_quietly, write_plan, write_stand_in
 from tests.test_cli import TINY, refusal

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine import Broadcast, Client, Rounds, Server
-from lit_epgan.errors import UserError
 from lit_epgan.federated import (
     APFL,
     MOON,
@@ -25,6 +24,7 @@ from lit_epgan.federated import (
     FedYogi,
 )
 from lit_epgan.federated.bayesian.fedpa import ShrinkageCovariance
+from lit_epgan.lib.errors import UserError
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.quadratics import CENTRES, CURVATURES, RATE, RECORDS, clients, optimum, trained

@@ -17,13 +17,13 @@ import torch
 import yaml
 from torchvision.datasets import CIFAR10
 
-from lit_epgan import tensor_file
 from lit_epgan.datamodules.image_files import read_plain_pickle, read_split
-from lit_epgan.errors import UserError
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.tensor_file import TensorFileError
 from lit_epgan.metrics import pretrained_extractors
 from lit_epgan.metrics.pretrained_extractors import Inception, Lite0, published_weights
 from lit_epgan.runs.yaml_files import load_yaml
-from lit_epgan.tensor_file import TensorFileError
 from tests.cifar_tree import write_cifar
 from tests.inception_weights import stand_in
 from tests.refusals import assert_refused

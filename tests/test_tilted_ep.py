@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from lit_epgan.bayes import GaussianFactor
 from lit_epgan.bayes.gaussian import factor_of, own_site
 from lit_epgan.engine import Broadcast, Client
-from lit_epgan.errors import UserError
 from lit_epgan.federated import FedAvg, FedProx, TiltedExpectationPropagation
 from lit_epgan.federated.bayesian.tilted_ep import Q
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
 from tests.federations import client_sets, federation, fit

@@ -11,7 +11,7 @@ from lit_epgan.callbacks.toy_metrics import axis, d_mse, density_error, grid, ke
 from lit_epgan.datamodules import WritersDataModule
 from lit_epgan.datamodules.toy import GaussianMixture2d, ToyDataModule
 from lit_epgan.datamodules.writers import by_hand
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.refusals import assert_refused
 
 

@@ -10,9 +10,9 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lit_epgan.callbacks import FederatedStrategy, FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.federated import ExpectationPropagation, FedAvg, FedProx
 from lit_epgan.fit.options import check_trainer
+from lit_epgan.lib.errors import UserError
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression, TwoOptimizers
 from tests.refusals import assert_refused

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lit_epgan.datamodules import FederatedDataModule, Institutions
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from tests.federations import client_sets, federation, fit
 from tests.modules import Regression
 from tests.plain_loop import PlainLoop

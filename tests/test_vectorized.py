@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lit_epgan.engine import Algorithm, NormClipping, PlainFederation
 from lit_epgan.engine.side_by_side import ELEMENTWISE, QUICK
-from lit_epgan.errors import UserError
 from lit_epgan.federated import MOON, SCAFFOLD, FedAdam, FedAvg, FedDyn, FedNova, FedPA, FedProx
+from lit_epgan.lib.errors import UserError
 from tests.test_client_data import Pair
 
 CLIENTS, ROUNDS = 5, 3

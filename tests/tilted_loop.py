@@ -11,7 +11,7 @@ from lit_epgan.bayes.tilted import tilted_moments
 from lit_epgan.engine import Broadcast, Client
 from lit_epgan.federated import TiltedExpectationPropagation
 from lit_epgan.federated.features import Features
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.randomness import generator_for
 from tests.federations import SIZES, client_sets
 from tests.mixtures import mixture_log_density
 from tests.modules import TwoOptimizers

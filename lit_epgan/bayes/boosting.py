@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import softmax
 
-from lit_epgan.errors import MissingFileError, UserError
+from lit_epgan.lib.errors import MissingFileError, UserError
 
 Array = np.ndarray
 NEIGHBOURS = 5  # SMOTE's own default

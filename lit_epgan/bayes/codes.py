@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 MOST = 64  # frequencies of a channel by default
 

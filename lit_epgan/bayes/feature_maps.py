@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_epgan.bounds import at_least
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
 from lit_epgan.metrics import feature_extractor
 
 EXTRACTORS = ("digits", "inception", "lite0")

@@ -17,7 +17,7 @@ from lit_epgan.bayes.mean_embeddings import (
 from lit_epgan.bayes.moves import aligned, chains, consistent, effective_size, largest_step, resampled
 from lit_epgan.bayes.search import FEWEST_RECORDS, Particles, Search
 from lit_epgan.bayes.simulator import Simulator
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 LEAST_EFFECTIVE = 0.1  # of the particles: where the likelihood leaves fewer, it is approached by its powers
 MOST_POWERS = 60

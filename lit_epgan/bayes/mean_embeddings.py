@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_epgan.bayes import RandomFourierFeatures
 from lit_epgan.bayes.simulator import Simulator
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 T = TypeVar("T")
 ROWS = 8_192  # simulated and embedded at a time: they fit a processor's cache

@@ -21,8 +21,8 @@ from lit_epgan.bayes.mean_embeddings import (
     sufficient_directions,
 )
 from lit_epgan.bayes.moves import CrankNicolson, Differences, Kernel, aligned, largest_step, resampled
-from lit_epgan.bounds import above, at_least, within
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import above, at_least, within
+from lit_epgan.lib.errors import UserError
 
 FEWEST_RECORDS = 100
 MOVED = 0.25  # of what independent draws would differ by, squared: then particles have moved enough

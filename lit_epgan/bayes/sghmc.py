@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lit_epgan.bounds import at_least, within
+from lit_epgan.lib.bounds import at_least, within
 
 
 class SGHMC(Optimizer):

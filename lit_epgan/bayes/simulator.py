@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Transform, biject_to
 
-from lit_epgan.bounds import at_least, within
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import isolated
+from lit_epgan.lib.bounds import at_least, within
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import isolated
 
 MOST_COMPONENTS = 6  # 720 ways to name them
 

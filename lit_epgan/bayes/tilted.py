@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 # sigma(x) ~ sum_i w_i Phi(s_i x): (w_i), (s_i) that minimise the integrated squared error, by number of terms
 # fmt: off

@@ -20,7 +20,7 @@ from nvflare.lighter.utils import Identity as Subject
 from nvflare.lighter.utils import generate_cert, generate_keys, serialize_cert, serialize_pri_key, x509_name
 
 from lit_epgan.carriers.keys import CERTIFICATE, KEY, MEMBERS, MemberList, fingerprint, name_in
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 DAYS, AUTHORITYS_DAYS, SOON = 360, 3650, 30  # that certificates hold, the authority's does, and a renewal may take
 EARLY = timedelta(1)  # before it is signed, a certificate holds already: somebody's clock may be behind

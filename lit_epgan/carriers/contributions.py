@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_epgan.atomic import replacing
+from lit_epgan.lib.atomic import replacing
 
 COLUMNS = ("round", "client", "asked", "counted", "seconds", "bytes", "why")
 PAGE = "federation.html"  # beside contributions.csv

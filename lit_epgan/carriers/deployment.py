@@ -20,8 +20,8 @@ from lit_epgan.carriers.fit import SERVER, VARIABLE, FitPlan, at_institution
 from lit_epgan.carriers.flare_process import LEAVING, end_below
 from lit_epgan.carriers.kits import CONTROLLER, EXECUTOR, read, store_in, write, write_job
 from lit_epgan.carriers.protocol import Terms
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 from lit_epgan.runs.run_folder import INSTITUTIONS, SERVER_LOG
 
 SIMULATOR = "nvflare.private.fed.app.simulator.simulator"

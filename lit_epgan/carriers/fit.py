@@ -14,9 +14,9 @@ from pathlib import Path
 from threading import Thread
 from typing import TextIO
 
-from lit_epgan.atomic import write_text
 from lit_epgan.carriers.protocol import Endpoint
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import write_text
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs.run_folder import CHECKPOINTS, holds_a_run, move_aside
 
 VARIABLE = "LIT_EPGAN_FITS"  # the folder of the files

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import NameOID
 from numpy.typing import NDArray
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 CERTIFICATE, KEY, MEMBERS = "client.crt", "client.key", "members.json"  # in a kit's folder ``startup``
 PADDING = PSS(MGF1(SHA256()), PSS.DIGEST_LENGTH)

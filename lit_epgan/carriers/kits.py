@@ -17,14 +17,14 @@ from nvflare.lighter.provision import prepare_project
 from nvflare.lighter.provisioner import Provisioner
 from nvflare.lighter.utils import serialize_cert
 
-from lit_epgan import bounds
 from lit_epgan.carriers.authority import LONGEST, ORGANISATION, OWNERS, ROOT, Authority, own_files
 from lit_epgan.carriers.fit import SERVER
 from lit_epgan.carriers.flare import MESSAGES, FitExecutor, RoundController
 from lit_epgan.carriers.keys import MEMBERS, MemberList, fingerprint
 from lit_epgan.carriers.protocol import Terms
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib import bounds
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 from lit_epgan.runs.yaml_files import load_yaml
 
 JOB = "lit_epgan"

@@ -9,7 +9,7 @@ from typing import Any
 
 from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, nbytes, norm, tensor_of
 from lit_epgan.engine.wire import halved
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 KINDS = {**dict.fromkeys(("algorithms", "mechanisms", "entries"), "a list"), "secure": "true or false"}
 OF_KIND: dict[str, Any] = {"a list": list, "true or false": bool, "a number": int | float}

@@ -16,7 +16,7 @@ from lit_epgan.carriers.protocol import VERSION, Frame, Kind, answer_to, unequal
 from lit_epgan.engine.messages import Task
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_answer, encode_task
-from lit_epgan.listing import few
+from lit_epgan.lib.text import few
 
 ONES_OWN = ("data", "federation.policy")  # of each institution
 ONES_OWN_ENDINGS = (".ledger",)

@@ -15,7 +15,7 @@ from lit_epgan.engine.messages import Task
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.runner import Answer
 from lit_epgan.engine.wire import decode_task, encode_answer
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 if TYPE_CHECKING:
     from lit_epgan.carriers.secure_aggregation import Masking  # needs a library of the extra ``flare``

@@ -34,7 +34,7 @@ from lit_epgan.carriers.protocol import LEAST
 from lit_epgan.engine.messages import Count, Report, Task, Term, Weighted, is_finite, tensor_of
 from lit_epgan.engine.rounds import NOT_FINITE
 from lit_epgan.engine.runner import Answer
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 SCALE = 2.0**32
 

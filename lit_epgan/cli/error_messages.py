@@ -17,7 +17,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 import lit_epgan
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs.config_files import config_folders
 
 CONFIG_FLAGS = ("--config", "-c")

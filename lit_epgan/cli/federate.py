@@ -14,9 +14,9 @@ from lit_epgan.carriers.protocol import Terms
 from lit_epgan.cli.lightning_cli import FederatedCLI
 from lit_epgan.cli.run_setup import make_room, say
 from lit_epgan.datamodules.elsewhere import place
-from lit_epgan.errors import UserError
 from lit_epgan.fit.ends import SENT, refuse_idle_policy
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 from lit_epgan.runs.checkpoints import newest_whole
 from lit_epgan.runs.config_files import resolve_configs
 from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, default_folder, read_end

@@ -9,18 +9,18 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from lit_epgan import tensor_file
-from lit_epgan.atomic import write_text
 from lit_epgan.cli.error_messages import own_error
 from lit_epgan.cli.parser import parse_error
 from lit_epgan.cli.run_setup import say
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.inspection import Inspection, page, paid, verdict
 from lit_epgan.inspection.view import Findings
-from lit_epgan.randomness import isolated, seed_on_host
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.atomic import write_text
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import isolated, seed_on_host
+from lit_epgan.lib.text import markup, printable
 from lit_epgan.runs.config_files import resolve_configs
 from lit_epgan.runs.lock import locked
-from lit_epgan.text import markup, printable
 
 PAGE, RELEASED = "index.html", "released.pt"
 

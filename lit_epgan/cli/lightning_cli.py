@@ -14,7 +14,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import WandbLogger
 
-from lit_epgan.atomic import replacing
 from lit_epgan.callbacks import ClientReport, FederationCallback
 from lit_epgan.cli.error_messages import disk_error, explain_by_setting, own_error, user_settings
 from lit_epgan.cli.parser import check_values, parse_error, quote_numbers, read_null
@@ -40,8 +39,9 @@ from lit_epgan.cli.run_setup import (
     refuse_changes,
     say,
 )
-from lit_epgan.errors import UserError
 from lit_epgan.fit.options import search_cheaply
+from lit_epgan.lib.atomic import replacing
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs.checkpoints import best_of, newest_whole, require_whole, seal_checkpoints, where_to_go_on
 from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, default_folder, is_first_rank

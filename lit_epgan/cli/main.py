@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_epgan.cli.process import importing, printable_messages
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.signals import Stopped, stoppable
+from lit_epgan.lib.text import markup, printable
 from lit_epgan.runs.config_files import ALGORITHMS, INSPECTIONS, STUDIES, known_configs, resolve_configs
 from lit_epgan.runs.run_folder import is_first_rank
-from lit_epgan.signals import Stopped, stoppable
-from lit_epgan.text import markup, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

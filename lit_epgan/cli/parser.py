@@ -16,8 +16,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_dumper, set_loader
 from lightning.pytorch import Trainer
 
-from lit_epgan.errors import UserError
-from lit_epgan.listing import meant
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import meant
 from lit_epgan.runs.yaml_files import load_yaml
 
 PARTS = ("model", "data", "federation", "trainer")

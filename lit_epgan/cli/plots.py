@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from lit_epgan.atomic import replacing
 from lit_epgan.cli.study_plan import Method, Metric, Study
 from lit_epgan.cli.study_run import Run
 from lit_epgan.cli.table import Row, number_text
-from lit_epgan.text import mathtext, printable
+from lit_epgan.lib.atomic import replacing
+from lit_epgan.lib.text import mathtext, printable
 
 # Okabe and Ito's colours, distinct to colour-blind eyes as well
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lit_epgan.text import printable
+from lit_epgan.lib.text import printable
 
 
 def bound_memory() -> None:

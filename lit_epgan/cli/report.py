@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lit_epgan.atomic import write_text
 from lit_epgan.cli.plots import Picture, illustrate
 from lit_epgan.cli.significance import TITLES, RatioOfMeans, holm, p_value, ratio_of_means
 from lit_epgan.cli.study_plan import Metric, Ratio, Study
@@ -35,9 +34,10 @@ from lit_epgan.cli.table import (
     tabulate,
     write_tables,
 )
+from lit_epgan.lib.atomic import write_text
+from lit_epgan.lib.text import markdown as literal
+from lit_epgan.lib.text import markup, printable
 from lit_epgan.runs.config_files import config_name
-from lit_epgan.text import markdown as literal
-from lit_epgan.text import markup, printable
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_epgan.callbacks import PredictionWriter, SampleWriter
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.signals import Stopped, stop_if_asked
 from lit_epgan.runs.loggers import best_of, headlines
 from lit_epgan.runs.run_folder import (
     CHECKPOINTS,
@@ -28,7 +29,6 @@ from lit_epgan.runs.run_folder import (
     rounds,
     write_end,
 )
-from lit_epgan.signals import Stopped, stop_if_asked
 
 # says "Received SIGTERM", as the sentence does
 logging.getLogger("lightning.pytorch.trainer.connectors.signal_connector").setLevel(logging.WARNING)

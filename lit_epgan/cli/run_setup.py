@@ -12,11 +12,10 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_epgan import tensor_file
-from lit_epgan.errors import UserError
-from lit_epgan.listing import meant
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import meant, printable
 from lit_epgan.runs.run_folder import CHECKPOINTS, holds_a_run, is_first_rank, move_aside, wandb_has_key, wandb_id
-from lit_epgan.text import printable
 
 WANDB_MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
 

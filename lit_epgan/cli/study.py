@@ -8,16 +8,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lit_epgan.atomic import replacing, write_text
 from lit_epgan.cli.study_plan import Study, read_studies
 from lit_epgan.cli.study_run import Command, Record, Run, cli_command, runs_of
 from lit_epgan.cli.study_runner import Display, default_workers, run_all, say
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import replacing, write_text
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.signals import Stopped
+from lit_epgan.lib.text import csv_cell, printable
 from lit_epgan.runs.config_files import find_config
 from lit_epgan.runs.lock import locked
 from lit_epgan.runs.run_folder import METRICS, FitEnd, write_end
-from lit_epgan.signals import Stopped
-from lit_epgan.text import csv_cell, printable
 
 
 def study(args: list[str], command: Command = cli_command) -> int:

@@ -9,11 +9,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Typ
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from lit_epgan.errors import UserError
-from lit_epgan.listing import meant
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import meant, printable
 from lit_epgan.runs.config_files import find_config
 from lit_epgan.runs.yaml_files import load_yaml
-from lit_epgan.text import printable
 
 LONGEST_NAME = 200  # bytes; file systems take 255, and something is put before and after
 OWN_KEY = "(its key)"  # under which the name of an entry is added to it

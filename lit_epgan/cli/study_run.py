@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lit_epgan.atomic import write_text
 from lit_epgan.cli.study_plan import Method, Study
+from lit_epgan.lib.atomic import write_text
 from lit_epgan.runs.config_files import with_bases
 from lit_epgan.runs.run_folder import CHECKPOINTS, Curve, curve, read_end, rounds, wandb_has_key
 from lit_epgan.runs.yaml_files import load_yaml

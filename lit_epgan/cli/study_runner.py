@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lit_epgan.cli.study_run import Command, Record, Run, cli_command, environment
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.signals import stop_if_asked, stoppable
+from lit_epgan.lib.text import markup, printable
 from lit_epgan.runs.lock import locked
-from lit_epgan.signals import stop_if_asked, stoppable
-from lit_epgan.text import markup, printable
 
 PR_SET_PDEATHSIG = 1
 LINE_SECONDS = 20.0

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lit_epgan.atomic import replacing, write_text
 from lit_epgan.cli.significance import TITLES, holm, p_value
 from lit_epgan.cli.study_plan import Method, Metric, Study
 from lit_epgan.cli.study_run import Run
-from lit_epgan.text import csv_cell
-from lit_epgan.text import markdown as literal
+from lit_epgan.lib.atomic import replacing, write_text
+from lit_epgan.lib.text import csv_cell
+from lit_epgan.lib.text import markdown as literal
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.engine.messages import AS, Aggregator, Stack, Term, Total, Weighted
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 class Robust(Aggregator):

@@ -16,8 +16,8 @@ from lit_epgan.engine.client import Client
 from lit_epgan.engine.messages import Broadcast, Message, Report, Weighted, merged
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.samplers import Sampler
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import derive_seed, isolated, seed_on_host
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed, isolated, seed_on_host
 
 if TYPE_CHECKING:
     from lit_epgan.engine.mechanisms import Plan

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_epgan.engine.parameters import FlatParameters
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 T = TypeVar("T")
 

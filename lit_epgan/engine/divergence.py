@@ -13,7 +13,7 @@ from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.engine.messages import AS, Report, is_finite, norm
 from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.parameters import FlatParameters
-from lit_epgan.listing import few
+from lit_epgan.lib.text import few
 
 FAR = 1e6  # times the median
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_epgan.engine.own import MISSING, Copier, Entries, Known, NotPlainError, plain, pooled, put, same
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 class Attributes:

@@ -24,7 +24,7 @@ from lit_epgan.engine.messages import (
     tensor_of,
 )
 from lit_epgan.engine.samplers import Sampler
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from lit_epgan.engine.messages import AS, Aggregator, Broadcast, Count, Report, Stack, Term, Total, Weighted
 from lit_epgan.engine.parameters import matches
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 Merge = Literal["mean", "sum", "any", "unit", "min", "max", "server", "local"]
 MERGES: tuple[str, ...] = get_args(Merge)

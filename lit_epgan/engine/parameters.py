@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

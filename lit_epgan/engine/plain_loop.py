@@ -19,8 +19,8 @@ from lit_epgan.engine.rounds import Federation, Round, cohorts_by, run_round
 from lit_epgan.engine.runner import Answer, ClientRunner, LocalData, Model, StepHook, bounded, optimized_parameters
 from lit_epgan.engine.samplers import Everyone, Sampler
 from lit_epgan.engine.side_by_side import Job, SideBySide
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 Batches = Callable[[int, int], Iterable[Any]]  # (client, round) -> its batches
 Loss = Callable[[nn.Module, Any], Tensor]

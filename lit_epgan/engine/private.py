@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine.collectives import gather_objects
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 LARGE = 100e6  # bytes in a checkpoint, of what all clients keep
 

@@ -39,9 +39,9 @@ from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.private import Private, PrivateStates
 from lit_epgan.engine.runner import WEIGHT, Answer
 from lit_epgan.engine.samplers import Everyone, Sampler
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
-from lit_epgan.randomness import derive_seed, seed_streams
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed, seed_streams
+from lit_epgan.lib.text import few
 
 NOT_ASKED = "its answer is not as it was asked for"
 NOT_FINITE = "its update is not finite"

@@ -17,10 +17,10 @@ from lit_epgan.engine.messages import Count, Report, Task, Term, is_finite
 from lit_epgan.engine.module_state import ModuleState
 from lit_epgan.engine.parameters import FlatParameters
 from lit_epgan.engine.private import Private
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
-from lit_epgan.precision import no_autocast
-from lit_epgan.randomness import derive_seed, seed_streams
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import no_autocast
+from lit_epgan.lib.randomness import derive_seed, seed_streams
+from lit_epgan.lib.text import few
 
 WEIGHT = "federation/weight"
 

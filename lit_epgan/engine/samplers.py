@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import torch
 
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 
 class Sampler(ABC):

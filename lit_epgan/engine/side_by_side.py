@@ -18,7 +18,7 @@ from lit_epgan.engine.module_state import PREFIX, ModuleState
 from lit_epgan.engine.parameters import first_names
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.runner import WEIGHT, Answer, ClientRunner, LocalData, Model, StepHook
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 FLOATS, CLIENTS = 4_000_000, 250  # of a matrix of parameters, and its rows: more are no quicker
 Loss = Callable[[nn.Module, Any, int], tuple[Tensor, dict[str, Tensor]]]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged
-from lit_epgan.errors import UserError
 from lit_epgan.federated.fedavg_gan import DiscriminatorPart, FedAvgGAN, taking_turns
+from lit_epgan.lib.errors import UserError
 from lit_epgan.networks.ensembles import ForgiverFirst
 
 PREFIX = "discriminator."

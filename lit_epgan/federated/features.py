@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
 from lit_epgan.federated.tilted_batch import batch_rows
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import at_least_single
 from lit_epgan.networks.modes import evaluating
-from lit_epgan.precision import at_least_single
 
 # what layers call their number of outputs, and the dimension of an output at which it is
 WIDTHS = {"out_features": -1, "out_channels": 1, "num_features": 1, "num_channels": 1}

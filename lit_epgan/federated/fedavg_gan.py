@@ -17,8 +17,8 @@ from lit_epgan.engine import (
     check_server_training,
     merged,
 )
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 
 class FedAvgGAN(Algorithm):

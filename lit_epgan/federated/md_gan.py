@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged
-from lit_epgan.errors import UserError
 from lit_epgan.federated.fedavg_gan import DiscriminatorPart, FedAvgGAN, taking_turns
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 
 class MDGAN(FedAvgGAN):

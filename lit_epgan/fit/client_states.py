@@ -12,11 +12,11 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lit_epgan import tensor_file
-from lit_epgan.atomic import flush_to_disk
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
 from lit_epgan.engine.private import Private, PrivateStates
-from lit_epgan.errors import UserError
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.atomic import flush_to_disk
+from lit_epgan.lib.errors import UserError
 
 
 class StatesOnDisk(PrivateStates):

@@ -31,10 +31,10 @@ from lit_epgan.engine.divergence import cause_in_data
 from lit_epgan.engine.rounds import ServerCopy, run_round
 from lit_epgan.engine.runner import Model, bounded
 from lit_epgan.engine.side_by_side import Job, SideBySide
-from lit_epgan.errors import UserError
 from lit_epgan.fit.loop import RoundLoop, RoundProgress
 from lit_epgan.fit.state import FederationState
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 from lit_epgan.networks.modes import replaced_logging, silent
 
 Look = Callable[[int], str | None]

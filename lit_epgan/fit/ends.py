@@ -9,8 +9,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from lit_epgan import tensor_file
-from lit_epgan.atomic import write_text
 from lit_epgan.carriers.contributions import PAGE, Contribution, Contributions, operator_page
 from lit_epgan.carriers.policy import Policy, ReportFilter
 from lit_epgan.carriers.protocol import LEAST, Endpoint, Frame, Kind, answer_to, endpoint
@@ -32,9 +30,11 @@ from lit_epgan.engine.collectives import mean_of, rank, ranks
 from lit_epgan.engine.mechanisms import MASKS, refuse_single_reports
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.wire import encode_task
-from lit_epgan.errors import UserError
 from lit_epgan.fit.driver import Alone, Answers, Look
-from lit_epgan.listing import few
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.atomic import write_text
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 from lit_epgan.runs.checkpoints import LAST, PREVIOUS, fault
 from lit_epgan.runs.yaml_files import load_yaml
 

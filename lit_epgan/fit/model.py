@@ -26,9 +26,9 @@ from lit_epgan.engine.module_state import BufferPolicy, Merge, ModuleState
 from lit_epgan.engine.parameters import first_names
 from lit_epgan.engine.private import PrivateStates
 from lit_epgan.engine.runner import optimized_parameters
-from lit_epgan.errors import UserError
 from lit_epgan.fit.loop import own_attributes
 from lit_epgan.fit.private_runs import LOGGING
+from lit_epgan.lib.errors import UserError
 from lit_epgan.networks.modes import evaluating, silent
 
 

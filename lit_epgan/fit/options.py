@@ -19,8 +19,8 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine.local_state import OptimizerPolicy
-from lit_epgan.errors import UserError
 from lit_epgan.fit.loop import RoundLoop, save_at_epoch_end
+from lit_epgan.lib.errors import UserError
 
 
 def check_kind(name: str, given: Any, kind: type, example: str) -> None:

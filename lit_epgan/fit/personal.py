@@ -7,12 +7,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lit_epgan import tensor_file
 from lit_epgan.datamodules.rounds import ValidationLoader
 from lit_epgan.engine.module_state import BufferPolicy, Merge, ModuleState
 from lit_epgan.engine.parameters import matches
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 Personal = Mapping[str, Mapping[str, Tensor]]
 Policy = BufferPolicy | Mapping[str, Merge]

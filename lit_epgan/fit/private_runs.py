@@ -15,10 +15,10 @@ from lit_epgan.datamodules.elsewhere import Away
 from lit_epgan.engine import Algorithm, Mechanism, Plan, Sampler
 from lit_epgan.engine.mechanisms import LocalPlan
 from lit_epgan.engine.module_state import ModuleState
-from lit_epgan.errors import UserError
 from lit_epgan.fit.driver import Alone
 from lit_epgan.fit.loop import RoundLoop
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 from lit_epgan.networks.modes import LOGGING as LOGGING
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lit_epgan.engine.collectives import gather_objects
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 ELSEWHERE = 10  # times the patience for a rank on another machine, whose interpreter may be held by a library
 STOPPED, ENDED = "Tt", "Z"  # states of a process, as the system calls them

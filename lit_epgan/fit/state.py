@@ -9,8 +9,8 @@ from torch import Tensor
 from lit_epgan.carriers.protocol import endpoint
 from lit_epgan.engine import Federation
 from lit_epgan.engine.collectives import gather_objects, rank, ranks
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 
 
 class FederationState:

@@ -6,7 +6,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_epgan import tensor_file
 from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.engine import Algorithm, Federation, Model, Server
 from lit_epgan.fit.driver import RoundDriver
@@ -19,6 +18,7 @@ from lit_epgan.fit.personal import (
     warn_of_missing,
 )
 from lit_epgan.fit.state import FederationState
+from lit_epgan.lib import tensor_file
 
 
 class FederationView(Callback):

@@ -14,18 +14,18 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Everyone, FixedSize, PlainFederation
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.release import membership
 from lit_epgan.inspection.selections import Selection
 from lit_epgan.inspection.user_records import Records
 from lit_epgan.inspection.view import Findings, Panel, Users
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed, generator_for, isolated
 from lit_epgan.privacy.accountant import Relation, Releases, noise_multiplier_for
 from lit_epgan.privacy.central import CentralNoise, SecretCohorts
 from lit_epgan.privacy.payments import check_settings
-from lit_epgan.randomness import derive_seed, generator_for, isolated
 
 LARGE = 20.0  # epsilons that protect nobody
 

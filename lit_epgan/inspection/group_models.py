@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from lit_epgan.bounds import at_least
 from lit_epgan.datamodules.text import Text, TokenSequences
-from lit_epgan.errors import UserError
 from lit_epgan.federated.drift.server_optimizers import FedAvgM
 from lit_epgan.federated.fedavg_gan import FedAvgGAN
 from lit_epgan.inspection.federated_generator import FederatedGenerator, examples_taken, nothing
@@ -21,10 +19,12 @@ from lit_epgan.inspection.selections import Selection
 from lit_epgan.inspection.user_records import Records
 from lit_epgan.inspection.view import Panel, Users
 from lit_epgan.inspection.words_view import as_text, joined_share, visible, word_records
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for, isolated
+from lit_epgan.lib.symbols import ByteSymbols
+from lit_epgan.lib.text import printable
 from lit_epgan.modules import GAN, LanguageModel, UniformPrior
-from lit_epgan.randomness import generator_for, isolated
-from lit_epgan.symbols import ByteSymbols
-from lit_epgan.text import printable
 
 SYMBOLS = ByteSymbols()
 

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lit_epgan.bounds import at_least, not_empty, within
 from lit_epgan.callbacks.pictures import tile
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.release import (
@@ -36,6 +35,7 @@ from lit_epgan.inspection.release import (
 from lit_epgan.inspection.selections import Selection
 from lit_epgan.inspection.user_records import Records
 from lit_epgan.inspection.view import POWER, PUBLIC, Check, Findings, Panel, Users, View
+from lit_epgan.lib.bounds import at_least, not_empty, within
 
 AHEAD = 3.84  # of squared standard deviations: the noise makes one cause so much nearer than another once in 20 times
 INVERSION = (

@@ -12,12 +12,12 @@ from lightning.pytorch import LightningModule
 from torch.utils.data import ConcatDataset, Dataset
 
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.federated_generator import FederatedGenerator, add_generators
 from lit_epgan.inspection.selections import AllExamples, Selection
 from lit_epgan.inspection.user_records import Primary, Records, loaded, trained
 from lit_epgan.inspection.view import Check, Findings, Users, View
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy.accountant import MOVES, RELATIONS, Relation, Releases, Spent, noise_multiplier_for
 from lit_epgan.privacy.ledger import EVERYONE, Ledger, default_path
 from lit_epgan.privacy.payments import check_units

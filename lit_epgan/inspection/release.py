@@ -14,9 +14,9 @@ from scipy.stats import ncx2
 from torch import Tensor, nn
 
 from lit_epgan.bayes import LowFrequencies, PublicDirections, RandomFourierFeatures, feature_map, herd, median_distance
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.user_records import Records
-from lit_epgan.randomness import generator_for, isolated, seed_on_host
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for, isolated, seed_on_host
 
 COUNT, STATISTICS, EMBEDDING, LIKENESS = 0.2, 0.35, 0.3, 0.15  # shares of a user's squared norm
 TYPICAL = 10  # records that a user gives of a group, about

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_epgan.bounds import above, within
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.release import ImageFeatures
 from lit_epgan.inspection.user_records import Records
+from lit_epgan.lib.bounds import above, within
+from lit_epgan.lib.errors import UserError
 
 OUTSIDE = -1  # the number of a word outside the vocabulary
 BINS = 20  # of the histogram of accuracies

@@ -16,9 +16,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from lit_epgan import tensor_file
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import generator_for, isolated, seed_on_host
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for, isolated, seed_on_host
 
 BLOCK = 256  # users in memory at a time
 CHUNK = 2048  # records in the primary model at a time

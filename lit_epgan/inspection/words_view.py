@@ -9,13 +9,13 @@ import torch
 from scipy.stats import binomtest
 from torch.utils.data import Dataset
 
-from lit_epgan.bounds import at_least, not_empty, within
 from lit_epgan.datamodules.text import Text
-from lit_epgan.errors import UserError
 from lit_epgan.inspection.ask import Ask
 from lit_epgan.inspection.selections import OUTSIDE, Selection
 from lit_epgan.inspection.user_records import Records
 from lit_epgan.inspection.view import POWER, PUBLIC, Check, Findings, Panel, Users, View
+from lit_epgan.lib.bounds import at_least, not_empty, within
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy.heavy_hitters import HeavyHitters
 
 ALONE = 1.0  # the most that one user adds to a word's count

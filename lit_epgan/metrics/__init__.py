@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.metrics.feature_extractors import FeatureExtractor, Pixels
 from lit_epgan.metrics.image_classifiers import digits_classifier, emoji_classifier, fashion_classifier
 from lit_epgan.metrics.pretrained_extractors import Inception, Lite0, Lite0Blocks

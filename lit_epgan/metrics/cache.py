@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lit_epgan import tensor_file
-from lit_epgan.atomic import set_aside, warn_unkept
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.atomic import set_aside, warn_unkept
 
 
 def cache_folder() -> Path:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lit_epgan.text import csv_cell
+from lit_epgan.lib.text import csv_cell
 
 if TYPE_CHECKING:
     import pandas as pd

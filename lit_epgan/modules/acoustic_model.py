@@ -11,8 +11,8 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lit_epgan.bounds import above, within
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import above, within
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.manual_optimization import Batch, adam, linear_decay, rows_of, steps_taken
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_epgan.bounds import within
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import within
+from lit_epgan.lib.errors import UserError
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.manual_optimization import Batch, adam, rows_of, steps_taken
 from lit_epgan.modules.sampling import Sampling, agreed_latent_dim, check_shape

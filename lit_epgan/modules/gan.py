@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_epgan.bayes.sghmc import SGHMC
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import at_least_single
 from lit_epgan.modules.manual_optimization import (
     Batch,
     Losses,
@@ -25,10 +26,7 @@ from lit_epgan.modules.manual_optimization import (
     rows_of,
     steps_taken,
 )
-from lit_epgan.modules.priors import Prior, UniformPrior
-from lit_epgan.modules.sampling import Sampling, agreed_latent_dim
-from lit_epgan.networks.average import ParameterAverage, frozen_copy, has_batch_norm
-from lit_epgan.objectives import (
+from lit_epgan.modules.objectives import (
     Objective,
     ObjectiveName,
     gradient_penalty,
@@ -38,8 +36,10 @@ from lit_epgan.objectives import (
     slope_penalty,
     weighted_mean,
 )
-from lit_epgan.objectives import objective as named_objective
-from lit_epgan.precision import at_least_single
+from lit_epgan.modules.objectives import objective as named_objective
+from lit_epgan.modules.priors import Prior, UniformPrior
+from lit_epgan.modules.sampling import Sampling, agreed_latent_dim
+from lit_epgan.networks.average import ParameterAverage, frozen_copy, has_batch_norm
 
 
 class OverRecords(Protocol):

@@ -8,9 +8,9 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import at_least_single
 from lit_epgan.networks.language import CIFGLanguageNetwork, Ranked, most_probable, sampled
-from lit_epgan.precision import at_least_single
 
 TALLIED = 3  # negative log-likelihood, right predictions, symbols
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 OptimizerName = Literal["adam", "sghmc", "sgd"]
 Player = Literal["discriminator", "generator"]

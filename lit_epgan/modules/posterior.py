@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC
 
 from lit_epgan.bayes import Simulator
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.modules.supervised import Classifier
 from lit_epgan.networks.mlp import MLPDiscriminator, MLPGenerator
 from lit_epgan.networks.modes import evaluating
-from lit_epgan.randomness import generator_for
 
 
 class SuffiAE(Classifier):

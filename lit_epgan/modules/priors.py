@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from lit_epgan.bounds import at_least, one_of, within
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import at_least, one_of, within
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import no_autocast
+from lit_epgan.modules.objectives import Objective
 from lit_epgan.networks.ensembles import disjoint_names, with_batch_statistics
-from lit_epgan.objectives import Objective
-from lit_epgan.precision import no_autocast
 
 Approximation = Literal["psa", "gma"]
 

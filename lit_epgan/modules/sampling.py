@@ -8,11 +8,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.modules.manual_optimization import rows_of
 from lit_epgan.networks.average import has_batch_norm, recompute_batch_norm
 from lit_epgan.networks.modes import evaluating
-from lit_epgan.randomness import generator_for
 
 
 def agreed_latent_dim(given: int | None, generator: nn.Module) -> int:

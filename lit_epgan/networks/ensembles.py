@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_, vmap
 
-from lit_epgan.errors import UserError
-from lit_epgan.precision import no_autocast
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import no_autocast
 
 Layer = nn.modules.batchnorm._BatchNorm
 

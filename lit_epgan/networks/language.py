@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import at_least_single, no_autocast
 from lit_epgan.networks.sizes import check_positive
-from lit_epgan.precision import at_least_single, no_autocast
 
 State = tuple[Tensor, Tensor]  # a layer's h (batch, projection) and c (batch, hidden)
 

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.bounds import at_least
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
 from lit_epgan.networks.ensembles import DisjointLinear, DisjointNorm, check_blocks
 from lit_epgan.networks.sizes import check_positive
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.networks.sizes import check_positive
 
 ResNetNorm = Literal["batch", "group", "none"]

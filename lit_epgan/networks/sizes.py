@@ -1,6 +1,6 @@
 """Sizes that networks are built with."""
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 MOST = 1_000_000
 

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import at_least_single, no_autocast
 from lit_epgan.networks.mlp import MLPGenerator
 from lit_epgan.networks.sizes import check_positive
-from lit_epgan.precision import at_least_single, no_autocast
 
 
 class SRULayer(nn.Module):

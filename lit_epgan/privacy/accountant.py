@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 Sampling = Literal["everyone", "fixed", "poisson"]
 Relation = Literal["zero_out", "replace_one"]

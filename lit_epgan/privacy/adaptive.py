@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import above, within
 from lit_epgan.engine.mechanisms import Plan, flat_norm
 from lit_epgan.engine.messages import Broadcast, Report, Total
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import above, within
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy.central import CentralNoise
 
 BOUND, BELOW = "privacy.bound", "privacy/below"

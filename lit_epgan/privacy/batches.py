@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:

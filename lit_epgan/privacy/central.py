@@ -13,11 +13,11 @@ from lit_epgan.engine.mechanisms import Mechanism, Plan, flat_norm
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Weighted, tensor_of
 from lit_epgan.engine.runner import WEIGHT
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for, secure_normal
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.ledger import EVERYONE, Account, Budget
 from lit_epgan.privacy.payments import Payments, check_settings, warn_beyond_target
-from lit_epgan.randomness import generator_for, secure_normal
 
 
 class SecretCohorts(Sampler):

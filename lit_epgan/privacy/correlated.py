@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
 from lit_epgan.engine.collectives import gather_objects
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Total
 from lit_epgan.engine.samplers import Sampler
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy.accountant import Releases
 from lit_epgan.privacy.central import CentralNoise
 from lit_epgan.privacy.ledger import Account

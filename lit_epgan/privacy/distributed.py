@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from lit_epgan.bounds import within
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client
 from lit_epgan.engine.mechanisms import Plan
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Weighted, tensor_of
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import within
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import secure_normal
 from lit_epgan.privacy.central import CentralNoise
-from lit_epgan.randomness import secure_normal
 
 HONEST = "privacy.honest"
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from lit_epgan.engine.collectives import rank
 from lit_epgan.engine.mechanisms import Plan
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for, secure_normal
 from lit_epgan.privacy.accountant import Releases, spent
 from lit_epgan.privacy.ledger import Budget
 from lit_epgan.privacy.payments import Payments, check_budget, check_delta
-from lit_epgan.randomness import generator_for, secure_normal
 
 UNIT = "one record added to or removed from one client's data"
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy.accountant import MOVES, Relation, Releases, noise_multiplier_for
 from lit_epgan.privacy.ledger import EVERYONE
 from lit_epgan.privacy.queries import Queries

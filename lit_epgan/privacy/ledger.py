@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lit_epgan.atomic import write_text
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import write_text
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, Unit, spent
 
 EVERYONE = "all users"

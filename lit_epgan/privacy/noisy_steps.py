@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lit_epgan.errors import UserError
-from lit_epgan.precision import no_autocast
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import no_autocast
 from lit_epgan.privacy.batches import mapped, rows, stand_in, stands_in
 from lit_epgan.privacy.linear_layers import LinearLayers, NoOuterProductError
 from lit_epgan.privacy.record_gradients import RecordGradients

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_epgan.engine.collectives import gather_objects, rank
 from lit_epgan.engine.mechanisms import Plan
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, Unit, spent
 from lit_epgan.privacy.ledger import EVERYONE, Account, Budget, Ledger, default_path
 

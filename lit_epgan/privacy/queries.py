@@ -7,11 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for, secure_normal
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, spent
 from lit_epgan.privacy.ledger import EVERYONE, Budget, Ledger
 from lit_epgan.privacy.payments import check_budget, check_delta
-from lit_epgan.randomness import generator_for, secure_normal
 
 
 class Queries:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._C._functorch import _add_batch_dim, _remove_batch_dim, _vmap_decrement_nesting, _vmap_increment_nesting
 from torch._functorch.vmap import lazy_load_decompositions  # type: ignore[attr-defined]
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy.batches import mapped, rows, tensors
 from lit_epgan.privacy.linear_layers import LinearLayers, NoOuterProductError
 from lit_epgan.privacy.record_gradients import RecordGradients, Written

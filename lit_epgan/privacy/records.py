@@ -7,17 +7,17 @@ from typing import Any, NoReturn
 
 import torch
 
-from lit_epgan.bounds import at_least
 from lit_epgan.engine.algorithm import Algorithm
 from lit_epgan.engine.client import Client, StepHooks
 from lit_epgan.engine.collectives import rank, ranks
 from lit_epgan.engine.mechanisms import LocalPlan, Mechanism, Plan
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for, secure_normal
 from lit_epgan.privacy.accountant import Relation, Releases, Spent, noise_multiplier_for, spent
 from lit_epgan.privacy.ledger import Account, Budget
 from lit_epgan.privacy.noisy_steps import NoisySteps
 from lit_epgan.privacy.payments import Payments, check_settings, dearest, undominated, warn_beyond_target
-from lit_epgan.randomness import generator_for, secure_normal
 
 
 class RecordNoise(Mechanism):

@@ -8,8 +8,8 @@ from typing import Any
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch import Trainer
 
-from lit_epgan import tensor_file
-from lit_epgan.errors import UserError
+from lit_epgan.lib import tensor_file
+from lit_epgan.lib.errors import UserError
 
 
 class SealedCheckpointIO(TorchCheckpointIO):

@@ -8,7 +8,7 @@ import difflib
 from pathlib import Path
 
 import lit_epgan
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.runs.yaml_files import load_yaml
 
 ALGORITHMS = "algorithms"

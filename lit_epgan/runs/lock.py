@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from lit_epgan.atomic import naming, replacing
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import naming, replacing
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import printable
 from lit_epgan.runs.run_folder import move_aside, pictures_of_round
-from lit_epgan.text import printable
 
 Best = Literal["min", "max"]
 

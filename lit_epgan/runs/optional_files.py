@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_epgan.atomic import naming
+from lit_epgan.lib.atomic import naming
 
 
 @contextmanager

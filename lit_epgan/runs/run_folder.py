@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlparse
 
-from lit_epgan.atomic import write_text
+from lit_epgan.lib.atomic import write_text
 from lit_epgan.runs.config_files import ALGORITHMS
 
 CHECKPOINTS = "checkpoints"

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 MOST_NODES = 100_000  # mappings, lists and values, every alias counted as what it stands for
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
-from lit_epgan.atomic import write_text
-from lit_epgan.csv_table import named_file, read_csv_table
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import write_text
+from lit_epgan.lib.csv_table import named_file, read_csv_table
+from lit_epgan.lib.errors import UserError
 from lit_epgan.speech.frames import RATE
 from lit_epgan.speech.packages import speech_package
 from lit_epgan.speech.sessions import SPLITS, Split

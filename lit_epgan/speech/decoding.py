@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import derive_seed
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed
 from lit_epgan.speech.frames import Frames
 from lit_epgan.speech.gmm import Mixtures
 from lit_epgan.speech.packages import silenced, speech_package

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.fft import dct
 from torch import Tensor
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.speech.packages import speech_package
 
 Frames = NDArray[np.float32]

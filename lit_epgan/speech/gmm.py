@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import derive_seed
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed
 from lit_epgan.speech.frames import Frames
 from lit_epgan.speech.packages import speech_package
 from lit_epgan.speech.phones import PDFS, SELF_LOOP_SCALE, Lexicon, PhoneModels

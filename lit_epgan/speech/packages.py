@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
-from lit_epgan.errors import MissingFileError
+from lit_epgan.lib.errors import MissingFileError
 
 
 def speech_package(name: str) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 from lit_epgan.speech.packages import speech_package
 
 SILENCE, UNKNOWN = "SIL", "SPN"  # phones of silence and of words without a pronunciation

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_epgan.atomic import write_text
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import write_text
+from lit_epgan.lib.errors import UserError
 from lit_epgan.speech.corpora import Corpus, OnError, Recording, readable
 from lit_epgan.speech.decoding import Decoder, WordErrors, decoding_graph, log_prior, word_errors
 from lit_epgan.speech.frames import Frames, cepstra, log_mel, normalise

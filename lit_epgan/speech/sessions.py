@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import derive_seed
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed
 
 Pool = Literal["train", "language model", "dev", "eval"]
 # a sentence belongs to one pool, by its own digest: whatever is drawn in whichever order, none is in two

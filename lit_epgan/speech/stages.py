@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lit_epgan.atomic import set_aside, warn_unkept, write_text
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import set_aside, warn_unkept, write_text
+from lit_epgan.lib.errors import UserError
 
 CONTENTS = "contents.json"
 PART = ".part"

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import butter, fftconvolve, resample_poly, sosfilt
 
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import derive_seed
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed
 from lit_epgan.speech.corpora import Corpus, Recording, read_manifest, write_manifest
 from lit_epgan.speech.frames import RATE
 from lit_epgan.speech.packages import speech_package

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from lit_epgan.bayes.gaussian import FullGaussianFactor, ImproperFactorError, tensors_of
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Rounds, Server, merged
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 Q = "conjugate."
 LARGEST = 1000  # parameters: a precision matrix of 8 MB, and as many passes over a client's records

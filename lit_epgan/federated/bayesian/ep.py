@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from lit_epgan.bayes.gaussian import GaussianFactor, damped, factor_of, own_site, tensors_of
-from lit_epgan.bounds import at_least, within
 from lit_epgan.engine import (
     Algorithm,
     Broadcast,
@@ -22,7 +21,8 @@ from lit_epgan.engine import (
     merged,
     scalar,
 )
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import at_least, within
+from lit_epgan.lib.errors import UserError
 
 TINY = 1e-30  # of a variance
 

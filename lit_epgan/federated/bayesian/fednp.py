@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from lit_epgan.bayes.gaussian import GaussianFactor, factor_of, own_site, tensors_of
 from lit_epgan.bayes.tilted import tilted_moments, tilted_moments_quadrature
-from lit_epgan.bounds import at_least, one_of, within
 from lit_epgan.engine import Algorithm, Broadcast, Client, Server, merged
-from lit_epgan.errors import UserError
 from lit_epgan.federated.features import Features
 from lit_epgan.federated.tilted_batch import batch_rows
+from lit_epgan.lib.bounds import at_least, one_of, within
+from lit_epgan.lib.errors import UserError
 
 Q = "latent."
 SMALLEST = 1e-6  # variance

@@ -5,8 +5,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters
+from lit_epgan.lib.bounds import at_least
 
 
 class ShrinkageCovariance:

@@ -19,7 +19,6 @@ from lit_epgan.bayes.posterior import (
     predict,
     shapes_of,
 )
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import (
     Algorithm,
     Around,
@@ -34,8 +33,9 @@ from lit_epgan.engine import (
     scalar,
 )
 from lit_epgan.engine.parameters import matches
-from lit_epgan.errors import UserError
-from lit_epgan.listing import few
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.text import few
 from lit_epgan.networks.modes import evaluating
 
 STATE = "posterior."

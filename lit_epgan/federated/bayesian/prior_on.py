@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Message, OptimizedParameters
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 class PriorOn(Around):

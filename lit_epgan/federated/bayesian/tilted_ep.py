@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 from lit_epgan.bayes.gaussian import GaussianFactor, factor_of, own_site, tensors_of
 from lit_epgan.bayes.tilted import tilted_moments, tilted_moments_printed
 from lit_epgan.bayes.tilted_mixture import Moments, TiltedMixture, gumbel_softmax, tilted_sites
-from lit_epgan.bounds import at_least, one_of, within
 from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Server, merged, scalar
-from lit_epgan.errors import UserError
 from lit_epgan.federated.features import Features
 from lit_epgan.federated.tilted_batch import batch_rows
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.bounds import at_least, one_of, within
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 
 Q = "tilted."
 LEFT_OUT = "tilted.left_out"

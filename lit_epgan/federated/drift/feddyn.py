@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from lit_epgan.bounds import above
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters, Server
 from lit_epgan.federated.drift.all_records import Counted, all_records, begin_counting, count
 from lit_epgan.federated.drift.fedprox import pull
+from lit_epgan.lib.bounds import above
 
 SLOPE = "slope"  # g_k; the server's is sum_k n_k g_k
 

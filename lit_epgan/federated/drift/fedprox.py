@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 class FedProx(Algorithm):

@@ -1,8 +1,8 @@
 """FedRep: a representation that all share, and each client's own head, trained in turn."""
 
-from lit_epgan.bounds import within
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, OptimizedParameters
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import within
+from lit_epgan.lib.errors import UserError
 
 
 class FedRep(Algorithm):

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import (
     Algorithm,
     Broadcast,
@@ -17,6 +16,7 @@ from lit_epgan.engine import (
     merged,
     stages,
 )
+from lit_epgan.lib.bounds import at_least
 
 
 class FedSeq(Algorithm):

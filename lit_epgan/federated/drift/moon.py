@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message
-from lit_epgan.errors import UserError
-from lit_epgan.precision import at_least_single
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import at_least_single
 
 
 def contrast(now: Tensor, server: Tensor, previous: Tensor, temperature: float) -> Tensor:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.bounds import above, at_least, within
 from lit_epgan.engine import Algorithm, Broadcast, Client, Message, scalar
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import above, at_least, within
+from lit_epgan.lib.errors import UserError
 from lit_epgan.networks.modes import silent
 
 OWN = "personal"  # v_k (d,); and before the names of its buffers

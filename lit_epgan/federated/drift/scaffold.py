@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from lit_epgan.engine import Algorithm, Broadcast, Client, OptimizedParameters, Server, merged
-from lit_epgan.errors import UserError
 from lit_epgan.federated.drift.all_records import Counted, all_records, begin_counting, count
+from lit_epgan.lib.errors import UserError
 
 Control = Literal["path", "gradient"]
 

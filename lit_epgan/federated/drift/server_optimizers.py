@@ -5,9 +5,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from lit_epgan.bounds import above, within
 from lit_epgan.engine import Algorithm, Around, Rounds, Server
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import above, within
+from lit_epgan.lib.errors import UserError
 
 
 class ServerOptimizer(Around):

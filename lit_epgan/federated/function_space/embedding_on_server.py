@@ -17,8 +17,8 @@ from lit_epgan.engine import (
     Server,
     check_server_training,
 )
-from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import EmbeddingRelease, Release
+from lit_epgan.lib.errors import UserError
 from lit_epgan.networks.average import ParameterAverage
 
 

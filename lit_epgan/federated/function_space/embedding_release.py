@@ -20,13 +20,13 @@ from lit_epgan.bayes import (
 )
 from lit_epgan.bayes.factor import SENSITIVITY, clipped
 from lit_epgan.bayes.feature_maps import FlatFeatures
-from lit_epgan.bounds import above, at_least, one_of
 from lit_epgan.engine import Broadcast, Client, Message, Server, merged, scalar
-from lit_epgan.errors import UserError
+from lit_epgan.lib.bounds import above, at_least, one_of
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.networks.average import frozen_copy
 from lit_epgan.networks.modes import evaluating
 from lit_epgan.privacy import GaussianMechanism, Guarantee
-from lit_epgan.randomness import generator_for
 
 CODES, NETWORK, VERSION = "embedding.codes", "embedding.network", "embedding.version"
 TOTAL, OWN = "embedding", "embedding"

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.bayes import EmbeddingFactor, SimplexWeights
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Plan, Rounds, Server, passing
 from lit_epgan.federated.function_space.embedding_release import TOTAL, VERSION, EmbeddingRelease, Release
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
+from lit_epgan.lib.bounds import at_least
 
 WEIGHTS, WEIGHTS_OF, SENT = "embedding.weights", "embedding.weights_of", "embedding.sent"
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_epgan.bounds import at_least, within
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, merged, passing
-from lit_epgan.errors import UserError
 from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
+from lit_epgan.lib.bounds import at_least, within
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.networks.modes import evaluating
-from lit_epgan.randomness import generator_for
 
 SITE, RECORDS = "site.", "records."  # and a client's index
 Samples = tuple[Tensor, Tensor | None]  # rows and their labels, if they have any

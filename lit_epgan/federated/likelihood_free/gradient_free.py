@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from lit_epgan.bayes import Simulator
 from lit_epgan.bayes.inference import Inference, Stage
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, merged
-from lit_epgan.errors import UserError
-from lit_epgan.randomness import derive_seed, generator_for
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import derive_seed, generator_for
 
 PREFIX = "inference."
 NOBODY = (

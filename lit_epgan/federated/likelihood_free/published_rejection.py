@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from lit_epgan.bayes import Simulator
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import Broadcast, Client, Exchange, Message, Rounds, Server, merged, scalar
-from lit_epgan.errors import UserError
 from lit_epgan.federated.likelihood_free.gradient_free import NOBODY, GradientFree, summaries
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
 
 THETA, DISTANCES = "rejection.theta", "rejection.distances"
 POINTS = "points"

@@ -10,11 +10,11 @@ from lit_epgan.bayes import EmbeddingFactor
 from lit_epgan.bayes.factor import COUNT_WEIGHT, SENSITIVITY
 from lit_epgan.bayes.inference import FOUND
 from lit_epgan.bayes.mean_embeddings import answered
-from lit_epgan.bounds import at_least
 from lit_epgan.engine import Algorithm, Broadcast, Client, Exchange, Message, Plan, Rounds, Server, scalar
-from lit_epgan.errors import UserError
 from lit_epgan.federated.function_space.embedding_release import TOTAL, RecordUnit, Release
 from lit_epgan.federated.likelihood_free.gradient_free import GradientFree, summaries
+from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import GaussianMechanism
 
 CLIENTS = "embedding.clients"

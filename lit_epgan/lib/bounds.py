@@ -7,7 +7,7 @@ NaN is beyond every bound, and None is an argument that was left out. The messag
 import math
 from collections.abc import Sequence
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 
 def at_least(least: float, owner: object, /, **values: float | None) -> None:

@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lit_epgan.class_splits import Split, split_by_class
-from lit_epgan.errors import MissingFileError, UserError
+from lit_epgan.lib.class_splits import Split, split_by_class
+from lit_epgan.lib.errors import MissingFileError, UserError
 
 Vendor = Literal["google", "twitter", "both"]
 

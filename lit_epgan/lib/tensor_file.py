@@ -13,8 +13,8 @@ from typing import IO, Any
 
 import torch
 
-from lit_epgan.atomic import replacing
-from lit_epgan.errors import UserError
+from lit_epgan.lib.atomic import replacing
+from lit_epgan.lib.errors import UserError
 
 LABEL = b"sha256 "
 HEX = 64

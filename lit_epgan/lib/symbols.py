@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from lit_epgan.errors import UserError
+from lit_epgan.lib.errors import UserError
 
 BYTES = 256
 UNKNOWN = "UNK"  # a word outside the vocabulary, in text that a model has made

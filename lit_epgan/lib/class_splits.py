@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_epgan.randomness import generator_for
+from lit_epgan.lib.randomness import generator_for
 
 Split = Literal["fixed", "tuning", "by_seed"]
 

@@ -1,10 +1,12 @@
-"""Names from outside, such as a client's, a folder's or a file's, made safe for the place where they are shown.
+"""Names from outside, such as a client's, a folder's or a file's: in a sentence, and safe where they are shown.
 
 A name stays as it is inside the program. It passes through one of these functions where it leaves the program.
 """
 
+import difflib
 import re
 import unicodedata
+from collections.abc import Collection
 
 HIDDEN = {"Cc", "Cs", "Zl", "Zp"}  # controls, lone surrogates, line and paragraph separators: Unicode's categories
 TURNING = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}  # bidirectional classes that reorder text
@@ -39,6 +41,18 @@ def csv_cell(text: str) -> str:
     """``printable``, and with an apostrophe before what a spreadsheet would take as a formula; numbers stay numbers."""
     shown = printable(text)
     return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) and not _is_number(shown) else shown
+
+
+def few(names: Collection[str], most: int = 5, between: str = ", ") -> str:
+    """The first ``most`` names, and how many there are beside them."""
+    first = between.join(name for name, _ in zip(names, range(most), strict=False))
+    return f"{first} and {len(names) - most} more" if len(names) > most else first
+
+
+def meant(name: str, known: Collection[str], otherwise: str, before: str = "", cutoff: float = 0.6) -> str:
+    """``did you mean digits?``, with the known name most like ``name`` after ``before``; ``otherwise`` if none is."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"did you mean {before}{close[0]}?" if close else otherwise
 
 
 def _visible(character: str) -> str:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_epgan.errors import UserError
-from lit_epgan.precision import at_least_single, no_autocast
+from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.precision import at_least_single, no_autocast
 
 ObjectiveName = Literal["wgan-gp", "lsgan", "non-saturating"]
 Loss = Callable[[Tensor], Tensor]
