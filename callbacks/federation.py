@@ -250,7 +250,7 @@ class FederationCallback(FederationView):
     # A local step -----------------------------------------------------------------------------------------------------
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Add the algorithm's loss."""
+        """Add the algorithm's term to the loss."""
         if self._runner is None:
             return
         self._end.weigh(loss)

@@ -52,10 +52,10 @@ class RoundCheckpoint(ModelCheckpoint):
         """Too early: the round's epoch metrics have not been logged."""
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """Never within a round."""
+        """Save nothing: a checkpoint is a whole round."""
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Too early."""
+        """Save nothing: the round's end comes after validation."""
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """The last round's checkpoint is there already."""
@@ -84,4 +84,4 @@ class RoundCheckpoint(ModelCheckpoint):
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing is kept."""
+        """Keep nothing of an earlier run's: the folder is looked at instead."""

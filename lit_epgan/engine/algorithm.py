@@ -97,7 +97,7 @@ class Exchange:
     merge: bool = True
 
     def sent_to(self, client: int) -> dict[str, Tensor]:
-        """What one client gets."""
+        """What one client is sent: ``broadcast``'s answer, with what is the client's alone."""
         return dict(self.sent(client) if callable(self.sent) else self.sent)
 
 

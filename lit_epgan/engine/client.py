@@ -237,7 +237,7 @@ class Client:
 
     @property
     def step(self) -> int:
-        """Local steps begun."""
+        """How many local steps this client has begun in this round."""
         return self._progress.step
 
     def remember(self, name: str, compute: Callable[[], T]) -> T:

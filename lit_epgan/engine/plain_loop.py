@@ -128,7 +128,7 @@ class PlainFederation:
 
     @torch.no_grad()
     def round(self, number: int) -> Round:
-        """One round."""
+        """Run one round: every client of the cohort trains, and the server merges."""
         self.model.optimizers.round_begins()
         self.model.attributes.round_begins()
         round_ = Round(self.federation, number)

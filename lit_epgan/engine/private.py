@@ -46,7 +46,7 @@ class Private:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its tensors."""
+        """How many bytes its tensors take."""
         return _nbytes(vars(self))
 
     def on(self, device: torch.device) -> "Private":
@@ -72,7 +72,7 @@ class PrivateStates:
         return (self._proposed.get(client) or self.clients.get(client, Private())).copy()
 
     def personal(self, client: str) -> dict[str, Tensor]:
-        """A client's personal layers."""
+        """A client's personal layers by name; empty before its first round."""
         return self.clients.get(client, Private()).personal
 
     def share_personal(self) -> None:
@@ -99,7 +99,7 @@ class PrivateStates:
             private.attributes.get(path, {}).pop(name, None)
 
     def commit(self) -> None:
-        """The round is finished."""
+        """Make what clients have proposed theirs: the round has counted."""
         self._trained.update(self._proposed)
         for name, state in self._proposed.items():
             self.clients.pop(name, None)

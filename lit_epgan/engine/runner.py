@@ -325,7 +325,7 @@ class ClientRunner:
             self.model.networks.step()
 
     def after_step(self, optimized: OptimizedParameters) -> None:
-        """One optimizer has stepped."""
+        """Let what the steps are told change the parameters, after an optimizer's step."""
         if self._at is None or not self._at.hooks.after_step:
             return
         with torch.no_grad(), no_autocast(optimized.flat.device):

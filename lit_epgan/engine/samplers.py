@@ -51,7 +51,7 @@ class Everyone(Sampler):
         return [[k] for k in clients]
 
     def rate(self, clients: int) -> float:
-        """1."""
+        """1: every client is in every round."""
         return 1.0
 
 
@@ -144,7 +144,7 @@ class Poisson(Sampler):
         return [[k] for k, coin in zip(clients, coins.tolist(), strict=True) if coin < self.probability]
 
     def rate(self, clients: int) -> float:
-        """The probability."""
+        """The probability with which a client is drawn."""
         return self.probability
 
 

@@ -352,7 +352,7 @@ class _Row:
         self._message = self._side.switch(self.client, job.task.received)
 
     def fit(self, client: Client, start: Tensor, steps: int | None, hooks: StepHooks) -> None:
-        """Wait for the steps."""
+        """Wait until the steps of all rows are taken."""
         self._model.flat.load(start)
         client._progress.start = start
         self.hooks, self.steps, self.waits = hooks, steps, True
@@ -361,7 +361,7 @@ class _Row:
         parent.switch(None)
 
     def go_on(self) -> None:
-        """The steps are taken."""
+        """Let the algorithm go on behind ``fit``: the steps of all rows are taken."""
         self.waits = False
         self._message = self._side.switch()
 
@@ -372,14 +372,14 @@ class _Row:
             hook(self._model.optimized[0])
 
     def after_step(self) -> None:
-        """The step is taken."""
+        """Let what the steps are told change the row, after its step."""
         for hook in self.hooks.after_step:
             hook(self._model.optimized[0])
         for end in self.hooks.after_local_step:
             end()
 
     def answer(self, runner: ClientRunner) -> Answer:
-        """What leaves the client."""
+        """What leaves the client, clipped by the mechanism."""
         records = self.client.records
         report: dict[str, Term] = {**self._message.terms(records), WEIGHT: Count(records, True)}
         return runner.answer(self.job.task, self.client, report, self.job.private, self._before)

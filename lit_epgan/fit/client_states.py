@@ -50,7 +50,7 @@ class StatesOnDisk(PrivateStates):
 
     @property
     def folder(self) -> Path:
-        """This run's files."""
+        """The folder of this run's files."""
         return self._parent / self._run
 
     def _path(self, client: str, round_: int) -> Path:

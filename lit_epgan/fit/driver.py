@@ -82,7 +82,7 @@ class Alone:
         return False
 
     def end(self) -> None:
-        """The fit is over."""
+        """Tell the processes that wait for this one that the fit is over."""
 
 
 class RoundDriver:

@@ -171,7 +171,7 @@ class AtServer(Alone):
         )
 
     def end(self) -> None:
-        """Let the institutions go."""
+        """Tell the clients that no round follows."""
         if self._clients is not None:
             self._clients.end()
             self._show(over=True)

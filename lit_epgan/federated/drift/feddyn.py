@@ -41,8 +41,7 @@ class FedDyn(Algorithm):
         server.state.setdefault(SLOPE, torch.zeros_like(server.parameters))
         begin_counting(server)
 
-    class Report(Counted):
-        """What leaves a client."""
+    Report = Counted
 
     def train(self, client: Client, sent: Broadcast) -> Message:
         """Steps down the changed loss: g <- g - g_k + alpha (theta_k - theta); then g_k, of a client that has moved."""

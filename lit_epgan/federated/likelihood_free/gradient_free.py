@@ -79,7 +79,7 @@ class GradientFree(Around):
         yield from self.generation(server)
 
     def generation(self, server: Server) -> Rounds:
-        """One round of inference."""
+        """One generation of the inference: it yields what it asks of the clients and is sent their sums."""
         raise NotImplementedError
 
     def asks(self, server: Server, question: str, sent: Broadcast, answer: type[Message] = Answers) -> Exchange:
