@@ -124,9 +124,6 @@ def test_how_many_coins_said_yes_is_not_given_away():
         total = mechanism.at_server(summed(report, report), asked)
         assert (float(total["weight"]), float(total["federation/weight"])) == (pytest.approx(30), pytest.approx(30))
         mechanism.round_begins(asked)
-        counted = summed(report, {**report, "known": Count(1.0)})
-        assert_refused("counts 'known' among those who take part", mechanism.at_server, counted, asked)
-        mechanism.round_begins(asked + 2)
     assert_refused("too often", begun, CentralNoise(1.0, 1.0), 1, Poisson(0.01))
     assert_refused("Chains have no accountant", begun, CentralNoise(1.0, 1.0), 1, Chains(2))
 

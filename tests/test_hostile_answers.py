@@ -10,16 +10,29 @@ import torch
 from torch import Tensor
 
 from lit_epgan.carriers.protocol import Endpoint
-from lit_epgan.engine import Answer, Count, Mechanism, Message, NormClipping, PlainFederation, Weighted, merged
+from lit_epgan.engine import (
+    Answer,
+    Count,
+    Mechanism,
+    Message,
+    NormClipping,
+    PlainFederation,
+    Poisson,
+    Sampler,
+    Weighted,
+    merged,
+)
 from lit_epgan.engine.private import Private
 from lit_epgan.engine.rounds import Round, run_round
-from lit_epgan.federated import ExpectationPropagation, FedAvg
+from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg
 from lit_epgan.fit.ends import AtServer
 from lit_epgan.lib.errors import UserError
 from lit_epgan.privacy import AdaptiveNoise, CentralNoise, CorrelatedNoise, DistributedNoise, RecordNoise
 
 
-def federation(algorithm: Any = None, mechanism: Mechanism | None = None) -> PlainFederation:
+def federation(
+    algorithm: Any = None, mechanism: Mechanism | None = None, sampler: Sampler | None = None
+) -> PlainFederation:
     torch.manual_seed(0)
     normalised = mechanism is None or not mechanism.private
     return PlainFederation(
@@ -30,19 +43,25 @@ def federation(algorithm: Any = None, mechanism: Mechanism | None = None) -> Pla
         lambda client, round_: [(torch.randn(8, 3, generator=torch.Generator().manual_seed(client)), torch.ones(8, 2))],
         [8.0, 8.0, 8.0],
         mechanism=mechanism,
+        sampler=sampler,
     )
 
 
 def after_a_round(
-    hostile: Any = None, dropped: bool = False, algorithm: Any = None, mechanism: Mechanism | None = None
+    hostile: Any = None,
+    dropped: bool = False,
+    algorithm: Any = None,
+    mechanism: Mechanism | None = None,
+    who: int = 1,
+    sampler: Sampler | None = None,
 ) -> Tensor:
-    """The server's parameters where client 1 answers so."""
-    plain = federation(algorithm, mechanism)
+    """The server's parameters where one client answers so."""
+    plain = federation(algorithm, mechanism, sampler)
     honest = plain.answers
 
     def answers(asked: Any) -> Any:
         for k, answer in honest(asked):
-            if k != 1 or (hostile is None and not dropped):
+            if k != who or (hostile is None and not dropped):
                 yield k, answer
             elif hostile is not None:
                 yield k, hostile(answer)
@@ -54,6 +73,12 @@ def after_a_round(
 def changed(answer: Answer, **entries) -> Answer:
     report = {name: term for name, term in (dict(answer.report) | entries).items() if term is not None}
     return Answer(report, answer.private, answer.steps)
+
+
+def grown(answer: Answer, name: str, n: int) -> Answer:
+    """With a buffer of a shape that is the client's own."""
+    key = f"module/{name}/as/{n}"
+    return changed(answer, **{key: Weighted(torch.ones(n), 8.0), f"{key}/weight": Count(8.0, True)})
 
 
 def change(answer: Answer) -> Tensor:
@@ -78,6 +103,16 @@ HOSTILE = {
         lambda a: changed(a, **{"module/1.running_mean": Weighted(torch.ones(7), 8.0)}),
         r"running_mean' has the shape \[7\], not \[2\]",
     ),
+    **{
+        f"a buffer {what}": (lambda a, name=name, n=n: grown(a, name, n), words)
+        for what, name, n, words in (
+            ("as it is", "1.running_mean", 2, "'1.running_mean' has the server's shape"),
+            ("of a parameter's name", "0.weight", 3, "'0.weight' is no buffer of the model"),
+            ("of a method's name", "1.forward", 3, "'1.forward' is no buffer of the model"),
+            ("of no layer", "7.x", 3, "the model has no '7', and so no buffer '7.x'"),
+            ("without a name", "", 3, "'' is no buffer of the model"),
+        )
+    },
     "missing": (lambda a: changed(a, change=None), "it lacks 'change'"),
     "steps": (lambda a: Answer(a.report, a.private, 10**18), "it counts 1000000000000000000 steps"),
 }
@@ -101,7 +136,7 @@ MECHANISMS: dict[str, Callable[[], Mechanism]] = {
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
-@pytest.mark.parametrize("name", [name for name in HOSTILE if "buffer's" not in name])
+@pytest.mark.parametrize("name", [name for name in HOSTILE if "buffer's" not in name and "as it is" not in name])
 def test_answers_are_checked_under_a_mechanism_and_a_private_one_names_nobody(name: str, mechanism: str) -> None:
     made, (hostile, words) = MECHANISMS[mechanism], HOSTILE[name]
     private = made().private
@@ -132,7 +167,7 @@ def test_one_clients_buffers_end_no_private_round() -> None:
     report: Any = {"change": Weighted(torch.ones(8)), "weight": Count(1.0, True), "federation/weight": Count(1.0, True)}
     hostile = report | {"module/new/as/3": torch.ones(3), "module/new/as/3/weight": Count(1.0, True)}
     for reports, left_out in (([report, hostile, report], True), ([hostile, hostile, report], False)):
-        round_._shapes = round_._known_shapes(True)
+        round_._know_shapes(True)
         round_.settle(reports)
         assert (round_.fault(hostile) is not None) == left_out
         assert round_.fault(report) is None
@@ -172,6 +207,27 @@ def test_a_buffer_that_the_server_does_not_have_is_as_its_name_says(entries: dic
     assert torch.equal(found, after_a_round(dropped=True))
 
 
+@pytest.mark.parametrize("name", ["new", "1.running_mean"])
+def test_one_clients_shape_of_a_buffer_is_nobody_elses(name: str) -> None:
+    """What most clients send is taken, as where a module registers its buffers in its first forward."""
+
+    def run(senders: int) -> PlainFederation:
+        plain = federation()
+        honest = plain.answers
+        plain.answers = lambda asked: (  # type: ignore[method-assign]
+            (k, grown(answer, name, 7) if k < senders else answer) for k, answer in honest(asked)
+        )
+        plain.round(0)
+        return plain
+
+    with pytest.warns(UserWarning, match=rf"'{name}' has no shape that most clients give it \(here: client-0\)"):
+        one = run(1)
+    assert torch.equal(one.server.parameters, run(0).server.parameters)
+    one.round(1)
+    assert dict(one.module.named_buffers()).get(name, torch.ones(2)).shape == (2,)
+    assert run(2).federation.tensors.server[name].tolist() == [1.0] * 7
+
+
 class Summing(FedAvg):
     """Sends sums of no known shape beside its change."""
 
@@ -184,10 +240,61 @@ class Summing(FedAvg):
         return self.Report(change=client.change, sums=torch.ones(4))
 
 
-def test_a_sum_has_the_shape_of_the_first_one():
-    with pytest.warns(UserWarning, match=r"'client-1' is left out: 'sums' has the shape \[5\], not \[4\]"):
-        found = after_a_round(lambda a: changed(a, sums=torch.ones(5)), algorithm=Summing())
-    assert torch.equal(found, after_a_round(dropped=True, algorithm=Summing()))
+class Stacking(FedAvg):
+    """Sends tensors beside its change that the server sees by themselves."""
+
+    class Report(Message):
+        change: Tensor = merged("mean", like="parameters")
+        each: Tensor = merged("stack")
+
+    def train(self, client, sent) -> Message:
+        client.fit(sent["parameters"])
+        return self.Report(change=client.change, each=torch.ones(4))
+
+    def merge(self, server: Any, report: Any) -> None:
+        super().merge(server, report)
+        server.parameters += torch.stack(list(report.each.values())).mean()
+
+
+@pytest.mark.parametrize("who", [0, 1, 2])
+@pytest.mark.parametrize(("algorithm", "entry"), [(Summing, "sums"), (Stacking, "each")])
+def test_in_one_process_too_no_single_client_decides_which_shape_is_right(
+    algorithm: type[FedAvg], entry: str, who: int
+) -> None:
+    told = rf"'client-{who}' is left out: '{entry}' has the shape \[5\], not \[4\]"
+    with pytest.warns(UserWarning, match=told):
+        found = after_a_round(lambda a: changed(a, **{entry: torch.ones(5)}), algorithm=algorithm(), who=who)
+    assert torch.equal(found, after_a_round(dropped=True, algorithm=algorithm(), who=who))
+    assert not torch.equal(found, after_a_round(algorithm=algorithm()))
+
+
+def test_in_one_process_one_clients_buffers_end_no_private_round() -> None:
+    made = lambda: CentralNoise(1.0, 1.0, noise_seed=0)  # noqa: E731
+    for name in ("new", "0.bias"):
+        with pytest.warns(UserWarning, match="the answer of a client is left out: it is not as it was asked for$"):
+            found = after_a_round(lambda a, name=name: grown(a, name, 3), mechanism=made(), who=0)
+        assert torch.equal(found, after_a_round(dropped=True, mechanism=made(), who=0))
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"weight": Count(0.5, True)},
+        {"weight": Count(0.0, True)},
+        {"federation/weight": Count(0.0, True)},
+        {"federation/weight": Count(0.5, True), "weight": Count(0.5, True)},
+    ],
+)
+def test_one_clients_odd_counts_end_no_round_of_a_random_cohort(entries: dict[str, Count]) -> None:
+    noise = lambda: CentralNoise(1.0, 1.0, noise_seed=0)  # noqa: E731
+    with pytest.warns(UserWarning, match="the answer of a client is left out: it is not as it was asked for$"):
+        found = after_a_round(lambda a: changed(a, **entries), mechanism=noise(), sampler=Poisson(0.999))
+    assert torch.equal(found, after_a_round(dropped=True, mechanism=noise(), sampler=Poisson(0.999)))
+
+
+def test_numbers_that_a_random_cohort_would_give_away_are_refused_before_anybody_is_asked() -> None:
+    with pytest.raises(UserError, match="the algorithm counts 'new' among those who take part"):
+        after_a_round(algorithm=SCAFFOLD(), mechanism=CentralNoise(1.0, 1.0, noise_seed=0), sampler=Poisson(0.999))
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -125,7 +125,7 @@ class Algorithm:
             change: theta_k - theta (d,).
         """
 
-        change: Tensor = merged("mean")
+        change: Tensor = merged("mean", like="parameters")
 
     on_server: Sequence[str] = ()
     clipped = True

@@ -85,6 +85,7 @@ class Mechanism:
             them. Then each local step draws its records by coins, and training tells nothing else.
         adds: the entries that ``at_client`` puts beside a report's own: their shapes by their names.
         max_weight: the largest weight of a client that ``at_client`` lets pass.
+        hides_cohort: whether how many take part is secret. Then whoever does counts 1, in every number.
         noise_seed: repeats its noise and its coins, for studies alone; None: they come from the operating system.
     """
 
@@ -92,6 +93,7 @@ class Mechanism:
     by_record = False
     adds: Mapping[str, torch.Size] = {}
     max_weight: float = MOST
+    hides_cohort = False
     noise_seed: int | None = None
 
     def sampler(self, sampler: Sampler) -> Sampler:
@@ -215,6 +217,20 @@ def refuse_buffers(total: Total) -> None:
         raise UserError(
             f"the clients have changed {changed[0].removeprefix(SUMMED)!r}, which would be merged under noise: leave "
             "buffers the server's with federation.buffers exclude, and frozen parameters alone"
+        )
+
+
+def refuse_counts(kinds: Mapping[str, str]) -> None:
+    """Refuse numbers that a random cohort would give away; ``kinds``: by an entry's name, how it merges.
+
+    Raises:
+        UserError: naming one of them.
+    """
+    counted = sorted(name for name, kind in kinds.items() if kind == "count")
+    if counted:
+        raise UserError(
+            f"the algorithm counts {counted[0]!r} among those who take part, which a random cohort would give away: "
+            "take a sampler of fixed size (data.clients_per_round)"
         )
 
 

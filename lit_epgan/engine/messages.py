@@ -21,15 +21,18 @@ TIED = torch.Size([-1])  # stands for a shape that nobody knows
 REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 M = TypeVar("M", bound="Message")
 Shape = torch.Size | None  # None of a number
-Kind = Literal["mean", "sum", "product", "stack", "records", "count"]
+Kind = Literal["mean", "sum", "sums", "product", "stack", "records", "count"]
 
 
-def merged(kind: Kind, factor: type | None = None, **options: Any) -> Any:
+def merged(
+    kind: Kind, factor: type | None = None, like: str | None = None, ragged: bool = False, **options: Any
+) -> Any:
     """A message's field, and how the clients' values of it become the server's.
 
         mean      sum_k w_k x_k / sum_k w_k, weighted by the message's ``weight``, n_k by default; a robust aggregator
                   may stand for it
         sum       sum_k x_k, a tensor; a client that sends None adds nothing
+        sums      the same of tensors by names, which the clients choose
         product   the product of Gaussians: their natural parameters add up
         stack     every client's own tensor, by the client's index: the server sees each by itself; a plain number is
                   one of records, which a mechanism bounds
@@ -39,9 +42,12 @@ def merged(kind: Kind, factor: type | None = None, **options: Any) -> Any:
     Args:
         kind: how.
         factor: of a product, the class of its factors: a named tuple or dataclass of tensors.
+        like: the server's tensor of whose shape it is, ``parameters`` or one of its state. Where none is named, or the
+            server has none yet, the shape that most clients send is right.
+        ragged: of a stack, whether clients' tensors may differ in shape.
         options: ``default`` where the field need not be given.
     """
-    return field(metadata={"kind": kind, "factor": factor}, **options)
+    return field(metadata={"kind": kind, "factor": factor, "like": like, "ragged": ragged}, **options)
 
 
 class Weighted(NamedTuple):
@@ -150,6 +156,8 @@ class Message:
                 found[name] = Count(float(value), kind == "records")
             elif kind == "product":
                 found |= {f"{name}.{part}": getattr(value, part) for part in parts(each.metadata["factor"])}
+            elif kind == "sums":
+                found |= {f"{name}.{own}": tensor for own, tensor in value.items()}
             else:
                 found[name] = value if isinstance(value, Tensor) else Count(float(value), True)
         for other in self.__dict__.get("_others", ()):
@@ -168,6 +176,8 @@ class Message:
             elif kind == "product":
                 names = [f"{name}.{part}" for part in parts(factor)]
                 values[name] = factor(*(sums[n] for n in names)) if names[0] in sums else None
+            elif kind == "sums":
+                values[name] = {n.removeprefix(f"{name}."): t for n, t in sums.items() if n.startswith(f"{name}.")}
             else:
                 values[name] = sums.get(name)
                 if kind == "mean" and values[name] is not None:
@@ -186,30 +196,61 @@ def shape_of(term: Term) -> Shape:
     return None if isinstance(term, Count) else tensor_of(term).shape
 
 
-def common_shapes(reports: Iterable[Report]) -> dict[str, Shape]:
-    """Of each entry the shape that most reports give it, so that no single client decides; ``TIED`` where as many give
-    it another. Not every report has every entry: some are sent once, as a number of records is."""
+def shapes_told(reports: Iterable[Report]) -> dict[str, Counter[Shape]]:
+    """Of each entry how many reports give it which shape. Not every report has every entry: some are sent once, as a
+    number of records is."""
     told: defaultdict[str, Counter[Shape]] = defaultdict(Counter)
     for report in reports:
         for name, term in report.items():
             told[name][shape_of(term)] += 1
-    found: dict[str, Shape] = {}
-    for name, shapes in told.items():
-        (found[name], often), *others = shapes.most_common(2)
-        if others and others[0][1] == often:
-            found[name] = TIED
-    return found
+    return told
+
+
+def common_shape(told: Counter[Shape]) -> Shape:
+    """The shape that most reports have, so that no single client decides; ``TIED`` where as many have another."""
+    (found, often), *others = told.most_common(2)
+    return TIED if others and others[0][1] == often else found
 
 
 def declared(kinds: Sequence[type[Message]]) -> tuple[dict[str, str], set[str]]:
     """Of the entries of messages, by name, how they merge; and which of them must be there."""
     found, needed = {"weight": "records"}, set[str]()
     for each in (f for kind in kinds for f in kind._kinds.values()):
-        what, product = each.metadata["kind"], each.metadata["factor"]
-        names = [f"{each.name}.{part}" for part in parts(product)] if what == "product" else [each.name]
-        found |= dict.fromkeys(names, what)
-        needed |= set(names) if each.default is MISSING else set()
+        found |= dict.fromkeys(_names(each), each.metadata["kind"])
+        needed |= set(_names(each)) if each.default is MISSING and each.metadata["kind"] != "sums" else set()
     return found, needed
+
+
+def shapes_declared(
+    kinds: Sequence[type[Message]], parameters: Tensor, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Shape], set[str]]:
+    """Of the entries of messages, by name, the shapes that the server knows; and which of the others must be alike.
+
+    Args:
+        kinds: the messages.
+        parameters, state: the server's.
+    """
+    found, alike = dict[str, Shape](), set[str]()
+    for each in (f for kind in kinds for f in kind._kinds.values()):
+        like = parameters if each.metadata["like"] == "parameters" else state.get(each.metadata["like"])
+        if like is not None:
+            found |= dict.fromkeys(_names(each), like.shape)
+        elif not each.metadata["ragged"]:
+            alike |= set(_names(each))
+    return found, alike
+
+
+def begins(name: str) -> str:
+    """The first word of an entry's name."""
+    return name.partition(".")[0] + "."
+
+
+def _names(entry: Field) -> list[str]:
+    """Of a message's field the names of its entries; where clients choose them, what each begins with."""
+    factor = entry.metadata["factor"]
+    if entry.metadata["kind"] == "sums":
+        return [f"{entry.name}."]
+    return [entry.name] if factor is None else [f"{entry.name}.{part}" for part in parts(factor)]
 
 
 def fault(
@@ -229,7 +270,7 @@ def fault(
     if missing := sorted(needed - report.keys()):
         return f"it lacks {missing[0]!r}"
     for name, term in report.items():
-        what = known.get(name, "" if name in shapes or AS in name else "unknown")
+        what = known.get(name) or known.get(begins(name), "" if name in shapes or AS in name else "unknown")
         number = term.number if isinstance(term, Count) else term.weight if isinstance(term, Weighted) else 0.0
         if what == "unknown":
             return f"nothing asks for {name!r}"

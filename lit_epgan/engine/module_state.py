@@ -8,13 +8,26 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from lit_epgan.engine.messages import AS, Aggregator, Broadcast, Count, Report, Stack, Term, Total, Weighted
+from lit_epgan.engine.messages import (
+    AS,
+    Aggregator,
+    Broadcast,
+    Count,
+    Report,
+    Shape,
+    Stack,
+    Term,
+    Total,
+    Weighted,
+    shape_of,
+)
 from lit_epgan.engine.parameters import matches
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few
 
 Merge = Literal["mean", "sum", "any", "unit", "min", "max", "server", "local"]
 MERGES: tuple[str, ...] = get_args(Merge)
+GROWING = ("mean", "sum", "any", "unit")  # merges of buffers that may have another shape than the server's
 UNIT_TOLERANCE = 1e-3
 
 
@@ -204,6 +217,14 @@ def settle_spectral_norms(module: nn.Module) -> bool:
 
 BufferPolicy = Literal["merge", "local", "exclude"]
 PREFIX = "module/"
+CLIENTS = "/clients"  # in a total beside a buffer whose shape the server does not know: how many have sent it
+EVERYBODY = PREFIX + CLIENTS  # how many have sent anything
+
+
+def heads(report: Report) -> dict[str, Term]:
+    """What the server itself adds to a client's report: that it is one client's."""
+    grown = [name for name in report if AS in name and not name.endswith("/weight")]
+    return {name + CLIENTS: Count(1.0) for name in grown} | {EVERYBODY: Count(1.0)}
 
 
 class ModuleState:
@@ -363,6 +384,39 @@ class ModuleState:
         extremes = [n for n, merge in self.merges.items() if merge in ("min", "max")]
         return {PREFIX + name: Stack() for name in extremes}
 
+    def shapes(self) -> tuple[dict[str, Shape], set[str]]:
+        """Of the entries that clients may send, the shapes that the server knows, by name; and the names of those that
+        have none before an observer has seen data."""
+        found, open_ = dict[str, Shape](), set[str]()
+        for name, tensor in self.server.items():
+            if name in self.personal or (name not in self.frozen and self._merge(name, tensor) in ("server", "local")):
+                continue
+            if self.merges.get(name) in ("min", "max") and not tensor.numel():
+                open_.add(PREFIX + name)
+            else:
+                found[PREFIX + name] = torch.Size([*tensor.shape, 2]) if tensor.is_complex() else tensor.shape
+        return found, open_
+
+    def fault(self, report: Report) -> str | None:
+        """A clause on a buffer in a report that no client has in a shape other than the server's; None without one."""
+        for key in report:
+            if AS not in key or key.endswith("/weight"):
+                continue
+            name, term = key.removeprefix(PREFIX).split(AS)[0], report[key]
+            path, _, leaf = name.rpartition(".")
+            try:
+                owner = self._module.get_submodule(path)
+            except AttributeError:
+                return f"the model has no {path!r}, and so no buffer {name!r}"
+            if leaf not in owner._buffers and (not leaf or hasattr(owner, leaf)):
+                return f"{name!r} is no buffer of the model"
+            if name in self.server and self.server[name].shape == shape_of(term):
+                return f"{name!r} has the server's shape, and is sent as if it had not"
+            merge = self.merges.get(name) or choose_merges(self._module, {name: torch.empty(0)}, self._policy)[name]
+            if name in self.personal or name.split(".")[0] in self._on_server or merge not in GROWING:
+                return f"nothing asks for the buffer {name!r}"
+        return None
+
     def apply(self, total: Total, weight: Tensor, round_: int) -> list[str]:
         """Take the merged changes out of ``total`` and into the server's tensors.
 
@@ -372,21 +426,23 @@ class ModuleState:
             round_: the round's number.
 
         Returns:
-            Names of the buffers that cannot be merged, because they have different shapes at different clients.
+            Names of the buffers that cannot be merged, because most clients have none of one other shape.
         """
-        grown: dict[str, list[str]] = {}
+        grown: dict[str, dict[str, float]] = {}
+        everybody = float(total.sums.pop(EVERYBODY, 0.0))
         for key in [k for k in total.sums if k.startswith(PREFIX)]:
-            if AS in key and key.endswith("/weight"):
+            if AS in key and key.endswith(("/weight", CLIENTS)):
                 continue
             name = key.removeprefix(PREFIX)
             if AS in name:
-                grown.setdefault(name.split(AS)[0], []).append(key)
+                grown.setdefault(name.split(AS)[0], {})[key] = float(total.sums[key + CLIENTS])
             else:
                 merge = self.merges.get(name, "mean")
                 self._put(name, moved(self.server[name], total.sums.pop(key), weight, merge), round_)
-        for name, keys in grown.items():
-            if len(keys) == 1:
-                self._take(name, keys[0], total, round_)
+        usual = {name: max(keys, key=keys.__getitem__) for name, keys in grown.items()}
+        unlike = [name for name, key in usual.items() if 2 * grown[name][key] <= everybody]
+        for name in usual.keys() - set(unlike):
+            self._take(name, usual[name], total, round_)
         for name, each in [(k, v) for k, v in total.each.items() if k.startswith(PREFIX)]:
             held = name.removeprefix(PREFIX)
             self._put(
@@ -395,7 +451,7 @@ class ModuleState:
             del total.each[name]
         for key in [k for k in total.sums if k.startswith(PREFIX)]:
             del total.sums[key]
-        return [name for name, keys in grown.items() if len(keys) > 1]
+        return unlike
 
     def _take(self, name: str, key: str, total: Total, round_: int) -> None:
         """A buffer that the server does not have, or has in another shape: its mean, sum or any over its owners."""

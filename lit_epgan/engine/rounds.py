@@ -3,9 +3,9 @@
 import copy
 import math
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,27 +15,30 @@ from torch import Tensor
 from lit_epgan.engine.algorithm import NETWORKS, Algorithm, AlgorithmNetworks, Exchange, Server
 from lit_epgan.engine.collectives import all_reduce, gather_objects, rank, ranks
 from lit_epgan.engine.divergence import Causes, ReportNorms, largest_norm, overflowing
-from lit_epgan.engine.mechanisms import MASKS, NOISE, Mechanism, refuse_buffers, refuse_single_reports
+from lit_epgan.engine.mechanisms import MASKS, NOISE, Mechanism, refuse_buffers, refuse_counts, refuse_single_reports
 from lit_epgan.engine.messages import (
     MOST,
     TIED,
     Aggregator,
     Combination,
+    Count,
     Report,
-    Shape,
     Stack,
     Task,
     Total,
-    common_shapes,
+    Weighted,
+    begins,
+    common_shape,
     declared,
     fault,
     is_finite,
     nbytes,
     norm,
     scalar,
-    shape_of,
+    shapes_declared,
+    shapes_told,
 )
-from lit_epgan.engine.module_state import PREFIX, ModuleState
+from lit_epgan.engine.module_state import AS, PREFIX, ModuleState, heads
 from lit_epgan.engine.private import Private, PrivateStates
 from lit_epgan.engine.runner import WEIGHT, Answer
 from lit_epgan.engine.samplers import Everyone, Sampler
@@ -154,8 +157,9 @@ class _OutsideTheAlgorithm:
         """Whether an exchange has brought something that is not merged yet."""
         return WEIGHT in self._waiting
 
-    def take(self, total: Total, now: bool) -> None:
-        """Take what is merged out of an exchange's total; ``now``: whether to merge it, with all that waits."""
+    def take(self, total: Total, now: bool) -> list[str]:
+        """Take what is merged out of an exchange's total; ``now``: whether to merge it, with all that waits. Gives the
+        names of buffers that cannot be merged."""
         federation, waiting = self._federation, self._waiting
         for name in [n for n in total.sums if n in (WEIGHT, NETWORKS) or n.startswith(PREFIX)]:
             value = total.sums.pop(name)
@@ -163,17 +167,13 @@ class _OutsideTheAlgorithm:
         for name in [n for n in total.each if n.startswith(PREFIX)]:
             waiting.each.setdefault(name, {}).update(total.each.pop(name))
         if not now or not self.waits:
-            return
+            return []
         self._waiting = Total()
         weight = waiting.sums.pop(WEIGHT)
-        for name in federation.tensors.apply(waiting, weight, self._number):
-            warnings.warn(
-                f"round {self._number}: the buffer {name!r} has different shapes at different clients and stays the "
-                "server's: keep it local, or let it have one shape",
-                stacklevel=2,
-            )
+        unlike = federation.tensors.apply(waiting, weight, self._number)
         if NETWORKS in waiting:
             federation.networks.apply(waiting.sums.pop(NETWORKS) / weight)
+        return unlike
 
 
 class Round:
@@ -210,6 +210,7 @@ class Round:
         self._norms = ReportNorms(federation.names, number)
         self._exchanges = 0
         self._asked_of: set[tuple[int, str | bool]] = set()
+        self._senders: defaultdict[str, list[str]] = defaultdict(list)  # of buffers of a shape of their own
         self._merging = _OutsideTheAlgorithm(federation, number)
         self.budget: dict[str, Tensor] = {}
         self._seed("server", "update")
@@ -240,9 +241,12 @@ class Round:
             )
         self.asked = [k for k in to if k % ranks() == rank() and k not in self.why]
         self._answers = (exchange.answer or federation.algorithm.Report, *exchange.beside)
-        self._shapes = self._known_shapes(exchange.training)
+        self._know_shapes(exchange.training)
+        self._held: list[tuple[int, Answer, Callable[[], str | None]]] = []
         named: dict[str, Aggregator] = {name: Stack() for kind in self._answers for name in kind.stacked()}
         named |= federation.tensors.combine() if exchange.training else {}
+        if federation.mechanism is not None and federation.mechanism.hides_cohort:
+            refuse_counts(declared(self._answers)[0])
         if self._private:
             refuse_single_reports(federation.algorithm, named, federation.aggregator, NOISE)
         if federation.secure:
@@ -250,42 +254,46 @@ class Round:
         aggregator = copy.deepcopy(federation.aggregator)
         self._combination = Combination(named, aggregator, federation.server.parameters.device)
 
-    def _known_shapes(self, training: bool) -> dict[str, Shape]:
-        """Of the entries that no message declares, and of the change of all parameters."""
-        federation, shapes = self._federation, dict[str, Shape]()
+    def _know_shapes(self, training: bool) -> None:
+        """What the server knows of the shapes of answers; the rest is to be settled."""
+        federation, server = self._federation, self._federation.server
+        self._shapes, self._open = shapes_declared(self._answers, server.parameters, server.state)
         if federation.mechanism is not None:
-            shapes |= federation.mechanism.adds
-        if self._answers[0] is Algorithm.Report:
-            shapes["change"] = federation.server.parameters.shape
+            self._shapes |= federation.mechanism.adds
         if training:
-            shapes[WEIGHT] = None
-            for name, tensor in federation.tensors.server.items():
-                shapes[PREFIX + name] = torch.Size([*tensor.shape, 2]) if tensor.is_complex() else tensor.shape
+            self._shapes[WEIGHT] = None
             if federation.networks.server is not None:
-                shapes[NETWORKS] = federation.networks.server.shape
-        return shapes
+                self._shapes[NETWORKS] = federation.networks.server.shape
+            known, open_ = federation.tensors.shapes()
+            self._shapes |= {} if self._private else known
+            self._open |= {*known, *open_} if self._private else open_
+
+    def _unsettled(self, report: Report) -> list[str]:
+        """Entries of which a shape is open; under a private mechanism whether most send them at all, of buffers."""
+        grown = [name for name in report if AS in name] if self._private else []
+        open_ = [name for name in report if name in self._open or begins(name) in self._open]
+        return [name for name in (*open_, *grown) if name not in self._shapes]
 
     def settle(self, reports: Iterable[Report]) -> None:
-        """Where messages leave a shape open, that of most of the exchange's reports is right; comes before ``receive``.
+        """Where the server knows no shape, that of most of the exchange's reports is right; comes before ``receive``.
 
-        Without it the first report decides, as in one process, whose clients run the same code. Under a private
-        mechanism who sends buffers that at most half of the clients send is left out, and the round is not refused.
+        Under a private mechanism who sends buffers that at most half of the clients send is left out, and the round is
+        not refused.
         """
-        known, reports = declared(self._answers)[0], list(reports)
-        self._shapes = {name: shape for name, shape in common_shapes(reports).items() if name in known} | self._shapes
-        if self._private:
-            sent = Counter(name for report in reports for name in report if name.startswith(PREFIX))
-            self._shapes |= {name: TIED for name, times in sent.items() if 2 * times <= len(reports)}
+        reports = list(reports)
+        for name, told in shapes_told(reports).items():
+            if self._unsettled({name: Count(0.0)}):
+                rare = name.startswith(PREFIX) and self._private and 2 * told.total() <= len(reports)
+                self._shapes[name] = TIED if rare else common_shape(told)
 
     def fault(self, report: Report) -> str | None:
         """What of a report is not as it was asked for, in a clause."""
-        mechanism = self._federation.mechanism
+        federation, mechanism = self._federation, self._federation.mechanism
         found = fault(report, self._answers, self._shapes, MOST if mechanism is None else mechanism.max_weight)
-        if found is None:
-            stacked = {name for kind in self._answers for name in kind.stacked()}
-            for name in report.keys() - self._shapes.keys() - stacked:
-                self._shapes[name] = shape_of(report[name])  # which the others' must have, too
-        return found
+        if found is None and mechanism is not None and mechanism.hides_cohort:
+            odd = [name for name, term in report.items() if isinstance(term, Count) and term.number != 1]
+            found = f"{odd[0]!r} is not 1, which whoever takes part counts" if odd else None
+        return found or federation.tensors.fault(report)
 
     def _end(self) -> None:
         """Nobody takes part: nothing is learnt."""
@@ -327,13 +335,32 @@ class Round:
     def receive(self, client: int, answer: Answer, look: Callable[[], str | None] = lambda: None) -> None:
         """Take in a client's answer; one that is not finite, or not as its message declares, is left out.
 
-        A warning names the client; under a private mechanism it does not, and says nothing of what was sent.
+        A warning names the client; under a private mechanism it does not, and says nothing of what was sent. While a
+        shape is open, answers wait until two agree on it, or all are there: so none decides by being the first.
 
         Args:
             client: its index.
             answer: what it sends, and keeps.
             look: looks for the cause in the client's data, where they are at hand.
         """
+        if not self._held and not self._unsettled(answer.report):
+            self._take_in(client, answer, look)
+            return
+        self._held.append((client, replace(answer, report=_copied(answer.report)), look))
+        for shape_name, told in shapes_told(each.report for _, each, _ in self._held).items():
+            (shape, often), *_ = told.most_common(1)
+            if often > 1 and self._unsettled({shape_name: Count(0.0)}):
+                self._shapes[shape_name] = shape
+        if not any(self._unsettled(each.report) for _, each, _ in self._held):
+            self._release()
+
+    def _release(self) -> None:
+        """Take in the answers that waited, in their order."""
+        held, self._held = self._held, []
+        for client, answer, look in held:
+            self._take_in(client, answer, look)
+
+    def _take_in(self, client: int, answer: Answer, look: Callable[[], str | None]) -> None:
         federation, name = self._federation, self._federation.names[client]
         whose = "a client" if self._private else f"client {name!r}"
         wrong = self.fault(answer.report) if 0 <= answer.steps <= MOST else f"it counts {answer.steps} steps"
@@ -354,7 +381,10 @@ class Round:
         size = norm({n: term for n, term in answer.report.items() if n not in of_buffers})
         if math.isfinite(size) and is_finite(of_buffers):
             federation.private.propose(name, answer.private)
-            self._combination.add(client, answer.report)
+            for each in [n for n in of_buffers if AS in n and not n.endswith("/weight")]:
+                self._senders[each.removeprefix(PREFIX).split(AS)[0]].append(name)
+            counted = self.exchange is not None and self.exchange.training and not self._private
+            self._combination.add(client, {**answer.report, **heads(of_buffers)} if counted else answer.report)
             self._causes.finite()
             if not self._private:  # whose report is large is nobody's business then
                 self._norms.add(client, size)
@@ -370,13 +400,16 @@ class Round:
                 stacklevel=2,
             )
 
-    def receive_sum(self, answered: Mapping[int, Private], report: Report, steps: int) -> None:
+    def receive_sum(
+        self, answered: Mapping[int, Private], report: Report, steps: int, members: Iterable[Report] = ()
+    ) -> None:
         """Take in the sum of several clients' answers, of which nobody can look at any.
 
         Args:
             answered: what each client keeps, by its index.
             report: the sum of their reports, each entry weight times change.
             steps: the sum of their local steps.
+            members: of each its report as far as it is known: shapes without numbers.
         """
         federation = self._federation
         self._worked.update(answered)
@@ -385,6 +418,9 @@ class Round:
         for client, private in answered.items():
             federation.private.propose(federation.names[client], private)
         self._combination.add_sum(report)
+        if self.exchange is not None and self.exchange.training and not self._private:
+            for each in members:
+                self._combination.add_sum(heads(each))
 
     def void(self, why: str) -> None:
         """End the round without a trace, for what was answered cannot be used; the next one begins as this one has.
@@ -433,6 +469,8 @@ class Round:
     def _close(self) -> None:
         assert self.exchange is not None
         federation, exchange = self._federation, self.exchange
+        self.settle(each.report for _, each, _ in self._held)
+        self._release()
         total = self._combination.close()
         self._norms.close()
         last = exchange.training and exchange.merge and not self._merging.waits
@@ -452,7 +490,13 @@ class Round:
         if federation.mechanism is not None:
             total = federation.mechanism.at_server(total, len(federation.server.cohort))
         if exchange.training:
-            self._merging.take(total, exchange.merge)
+            for name in self._merging.take(total, exchange.merge):
+                senders = f" (here: {few(self._senders[name])})" if self._senders[name] else ""
+                warnings.warn(
+                    f"round {self.number}: the buffer {name!r} has no shape that most clients give it{senders}, and "
+                    "stays the server's: keep it local, or let it have one shape",
+                    stacklevel=2,
+                )
         self._asked_of.update(map(self._words, self.asked))
         words: tuple[int | str, ...] = ("server", "update", *([self._exchanges] if self._exchanges else []))
         self._seed(*words)
@@ -498,6 +542,16 @@ class Round:
 
     def _seed(self, *words: int | str) -> None:
         seed_streams(derive_seed(self._federation.server.seed, self.number, *words))
+
+
+def _copied(report: Report) -> Report:
+    """A report whose tensors nobody overwrites."""
+    return {
+        name: term if isinstance(term, Count)
+        else term._replace(tensor=term.tensor.clone()) if isinstance(term, Weighted)
+        else term.clone()
+        for name, term in report.items()
+    }  # fmt: skip
 
 
 def run_round(

@@ -40,7 +40,7 @@ class F2A(FedAvgGAN):
     class Report(Message):
         """What leaves a client: its own discriminator's change, which the server sees by itself."""
 
-        discriminator: Tensor = merged("stack")
+        discriminator: Tensor = merged("stack", like="discriminator")
 
     def __init__(
         self,

@@ -244,7 +244,8 @@ class AtSecureServer(AtServer):
         if lost:
             round_.void(f"{few(lost)} got lost when the others had masked for it")
         else:
-            round_.receive_sum({k: Private(delivered=delivered[k]) for k in members}, *summed.total())
+            kept = {k: Private(delivered=delivered[k]) for k in members}
+            round_.receive_sum(kept, *summed.total(), summed.members.values())
 
 
 class AtInstitution(Alone):

@@ -11,7 +11,6 @@ from lit_epgan.engine.client import Client
 from lit_epgan.engine.collectives import all_reduce, gather_objects, rank
 from lit_epgan.engine.mechanisms import Mechanism, Plan, flat_norm
 from lit_epgan.engine.messages import Broadcast, Count, Report, Term, Total, Weighted, tensor_of
-from lit_epgan.engine.runner import WEIGHT
 from lit_epgan.engine.samplers import Everyone, FixedSize, Poisson, Sampler
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for, secure_normal
@@ -138,6 +137,11 @@ class CentralNoise(Mechanism):
 
     # The server -------------------------------------------------------------------------------------------------------
 
+    @property
+    def hides_cohort(self) -> bool:  # type: ignore[override]
+        """Under Poisson sampling."""
+        return self._expected is not None
+
     def sampler(self, sampler: Sampler) -> Sampler:
         """The sampler, its draws from the operating system's source; with ``noise_seed`` as they follow from seeds."""
         return SecretCohorts(sampler) if isinstance(sampler, DRAWN) and self.noise_seed is None else sampler
@@ -211,8 +215,9 @@ class CentralNoise(Mechanism):
         noise = {name: self._normal(total[name], name) * deviation[name] for name in learnt} if rank() == 0 else {}
         for name, value in all_reduce(noise, {name: total[name].shape for name in learnt}).items():
             total.sums[name] = total[name] + value.to(total[name].device)
-        if self._expected is not None:
-            self._hide_size(total, cohort)
+        if self._expected is not None:  # how many coins said yes is not public
+            for name in total.counts:
+                total.sums[name] = torch.full_like(total[name], self._expected)
         return total
 
     def deviations(self, names: Sequence[str]) -> dict[str, float]:
@@ -225,18 +230,6 @@ class CentralNoise(Mechanism):
             return secure_normal(like.numel()).view(like.shape)
         generator = generator_for(self.noise_seed, "central noise", self._round, self._drawn, name)
         return torch.randn(like.shape, generator=generator, dtype=torch.float64)
-
-    def _hide_size(self, total: Total, cohort: int) -> None:
-        """How many coins said yes is not public: the number that is expected takes its place. UserError: the algorithm
-        counts more than who takes part."""
-        answered = float(total[WEIGHT]) if WEIGHT in total else cohort  # fewer, where a client's answer did not come
-        for name in total.counts:
-            if float(total[name]) not in (cohort, answered):
-                raise UserError(
-                    f"the algorithm counts {name!r} among those who take part, which a random cohort would give away: "
-                    "take a sampler of fixed size (data.clients_per_round)"
-                )
-            total.sums[name] = torch.full_like(total[name], self._expected or 0.0)
 
     def end(self) -> None:
         self._payments.end()

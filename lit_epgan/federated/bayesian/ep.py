@@ -209,7 +209,7 @@ class ExpectationPropagation(Algorithm):
 
         normaliser: Tensor | None = merged("sum", default=None)
         records: float | None = merged("records", default=None)
-        site: GaussianFactor | None = merged("product", GaussianFactor, default=None)
+        site: GaussianFactor | None = merged("product", GaussianFactor, like="precision", default=None)
         new: float | None = merged("count", default=None)
         cohort: float = merged("count")
 

@@ -30,9 +30,9 @@ class FedLA(Algorithm):
     class Report(Message):
         """What leaves a client: P_k, P_k (theta_k - theta) and F_k, all (d,)."""
 
-        precision: Tensor = merged("mean")
-        pull: Tensor = merged("mean")
-        fisher: Tensor = merged("mean")
+        precision: Tensor = merged("mean", like="parameters")
+        pull: Tensor = merged("mean", like="parameters")
+        fisher: Tensor = merged("mean", like="parameters")
 
     def __init__(self, strength: float = 0.1, floor: float = 1e-8) -> None:
         if not strength >= 0 or not floor > 0:

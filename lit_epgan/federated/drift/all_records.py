@@ -12,7 +12,7 @@ KNOWN, WEIGHT, CLIENTS = "known", "known_weight", "all_clients"
 class Counted(Message):
     """A report, theta_k - theta (d,), by which a client presents itself, once: whether it is new, and n_k if it is."""
 
-    change: Tensor = merged("mean")
+    change: Tensor = merged("mean", like="parameters")
     new: float = merged("count")
     new_records: float = merged("records")
 

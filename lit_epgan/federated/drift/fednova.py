@@ -37,7 +37,7 @@ class FedNova(Algorithm):
     class Report(Message):
         """What leaves a client: (theta_k - theta) / ||a_k|| (d,), and n_k ||a_k||."""
 
-        direction: Tensor = merged("mean")
+        direction: Tensor = merged("mean", like="parameters")
         norm: float = merged("records")
 
     def train(self, client: Client, sent: Broadcast) -> Message:

@@ -42,7 +42,7 @@ class FedSeq(Algorithm):
     class Report(Message):
         """What leaves a client: theta_k (d,) less what the client was sent, and n_k."""
 
-        change: Tensor = merged("stack")
+        change: Tensor = merged("stack", like="parameters")
         records: float = merged("stack")
 
     def __init__(self, length: int = 4) -> None:

@@ -41,7 +41,7 @@ class SCAFFOLD(Algorithm):
     class Report(Counted):
         """What leaves a client: beside theta_k's change and its presentation c_k+ - c_k (d,)."""
 
-        control: Tensor = merged("mean")
+        control: Tensor = merged("mean", like="control")
 
     def __init__(self, control: Control = "path", lr: float = 1.0) -> None:
         if control not in ("path", "gradient") or not lr > 0:

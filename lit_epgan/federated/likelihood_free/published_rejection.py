@@ -65,7 +65,7 @@ class PublishedRejection(GradientFree):
         """A client's answer, which the server sees by itself: the squared distances (n_k,) in the records' order, or
         their number (1,)."""
 
-        numbers: Tensor = merged("stack")
+        numbers: Tensor = merged("stack", ragged=True)
 
     def __init__(self, iterations: int = 1, **settings: Any) -> None:
         at_least(1, self, iterations=iterations)
@@ -105,6 +105,8 @@ class PublishedRejection(GradientFree):
             )
             own = dict(zip(sizes, theta.split(list(sizes.values())), strict=True))
             for k, answer in answers.numbers.items():
+                if answer.shape != (sizes[k],):  # of a client that does not answer as it was asked
+                    continue
                 accepted = accepted.with_more(own[k], answer.cpu(), kept)
         server.state |= {THETA: accepted.theta, DISTANCES: accepted.distances}
         if len(accepted.theta) == kept:
