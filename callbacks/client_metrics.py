@@ -204,7 +204,7 @@ class ClientMetrics(Callback):
         if not marks:
             return
         client = marks.popleft().client
-        self._rows[client] = self._rows.get(client, 0) + _rows(batch)
+        self._rows[client] = self._rows.get(client, 0) + rows_of(batch)
         for name, (value, weight) in self._batch_values(trainer).items():
             total, weights = self._sums.setdefault(name, {}).get(client, (0.0, 0.0))
             self._sums[name][client] = (total + value, weights + weight)
@@ -253,7 +253,7 @@ class ClientMetrics(Callback):
                 continue
             if not result.is_tensor:
                 self._logged[name] = result.value
-            elif not meta.is_mean_reduction or _is_no_mean(name):
+            elif not meta.is_mean_reduction or is_no_mean(name):
                 self._unlogged.add(name)
             else:
                 now = (float(result.value), float(result.cumulated_batch_size))
@@ -324,11 +324,12 @@ class ClientMetrics(Callback):
             say(sentence)
 
 
-def _is_no_mean(name: str) -> bool:
+def is_no_mean(name: str) -> bool:
+    """Whether a metric's name says that a mean over batches is not what it is called."""
     return any(word.lower() in NO_MEANS for word in WORDS.findall(name))
 
 
-def _rows(batch: Any) -> int:
+def rows_of(batch: Any) -> int:
     """Records of a batch; 0 where it does not show them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

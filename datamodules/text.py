@@ -60,11 +60,16 @@ class TokenSequences(BatchDataset):
 
 class Text(TokenSequences):
     """One user's sentences: as the numbers that a model learns from (``TokenSequences``), and as the words that they
-    are, of which those in the vocabulary have a number of their own."""
+    are, of which those in the vocabulary have a number of their own.
+
+    Attributes:
+        users: where the text is that of several users, which is public, how many sentences each has, one after another.
+    """
 
     def __init__(self, sentences: Sequence[Sentence], vocabulary: WordSymbols, *sequences: Any) -> None:
         super().__init__(*sequences)
         self.sentences, self.vocabulary = sentences, vocabulary
+        self.users: Sequence[int] = ()
 
 
 class TextDataModule(FederatedDataModule):
@@ -136,6 +141,7 @@ class TextDataModule(FederatedDataModule):
         }
         self.symbols = words if self.level == "words" else ByteSymbols()
         evaluated = self._sequences(public, words)
+        evaluated.users = [len(everybody[name]) for name in held_out]
         train = {name: self._sequences(own, words) for name, own in self.sentences.items()}
         return ClientData(train=train, val=evaluated, test=evaluated)
 

@@ -1,6 +1,7 @@
 """The view of words: what a user gives, what is shown of each group, its price, and what the page says of it."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,18 @@ from lit_epgan.cli.main import main
 from lit_epgan.datamodules import DocstringsDataModule
 from lit_epgan.datamodules.text import Text
 from lit_epgan.inspection import AllExamples, Ask, Misclassified, OutsideVocabulary, Selection, Slice, Users, WordsView
-from lit_epgan.inspection.words_view import Shown, given, look_next, weighed, word_records
+from lit_epgan.inspection.words_view import (
+    STATISTICS,
+    Shown,
+    Spelling,
+    given,
+    look_next,
+    shape,
+    weighed,
+    word_records,
+)
 from lit_epgan.lib import tensor_file
-from lit_epgan.lib.symbols import WordSymbols
+from lit_epgan.lib.symbols import WordSymbols, most_frequent
 from lit_epgan.privacy import HeavyHitters, Ledger, Queries, spent
 from tests.ledgers import the_ledger
 from tests.refusals import assert_refused
@@ -139,6 +149,74 @@ def test_the_share_raises_an_alarm_by_its_exact_interval(joined, shown, alarm):
     assert (check.alarm, check.estimate, check.scale) == (alarm, joined / shown, 1)
     if joined == shown:
         assert check.low == pytest.approx(0.005 ** (1 / shown))  # Clopper and Pearson's where all are
+
+
+# Statistics of all sentences ------------------------------------------------------------------------------------------
+
+SENTENCES = [f"return the sum of {k} &.x" if k % 5 else "read a file , and close it 10" for k in range(40)]
+KNOWN = WordSymbols(tuple(most_frequent([s.split() for s in SENTENCES], 13)))  # all but the numbers
+FAULTS = {
+    0: lambda word: word.upper(),
+    1: lambda word: "returnthe" if word == "sum" else word,
+    2: lambda word: "summe" if word in KNOWN else word,
+    3: lambda word: "#" if word.isdigit() else word,
+    4: lambda word: "0" * len(word) if word.isdigit() else word,
+}
+
+
+def everybody(change=lambda word: word) -> dict[str, Text]:
+    """Users who write alike; half of them as ``change`` makes it of each word."""
+    made = [[[change(word) if k % 2 else word for word in s.split()] for s in SENTENCES] for k in range(40)]
+    return {f"user {k:02d}": Text(own, KNOWN, [], 0, 1, 1) for k, own in enumerate(made)}
+
+
+def known_users() -> Text:
+    public = Text([s.split() for _ in range(12) for s in SENTENCES], KNOWN, [], 0, 1, 1)
+    public.users = [40] * 12
+    return public
+
+
+@pytest.mark.parametrize("statistic", FAULTS)
+def test_a_fault_of_words_raises_an_alarm_and_says_where_to_look(statistic, tmp_path):
+    users = Users(everybody(FAULTS[statistic]), known_users(), OutsideVocabulary())
+    ask = asked(tmp_path)
+    found = WordsView().look(users, ask)
+    checks = found.checks[-len(STATISTICS) :]
+    assert checks[statistic].alarm
+    assert f"differ in {STATISTICS[statistic].title}: look at" in " ".join(found.look_next)
+    assert ask.queries.ledger.read().total().epsilon == pytest.approx(ask.price.epsilon)
+    assert len(ask.queries.ledger.read().accounts) == 2
+    quiet = WordsView().look(Users(everybody(), known_users(), OutsideVocabulary()), asked(tmp_path / "quiet"))
+    assert not any(check.alarm for check in quiet.checks[-len(STATISTICS) :])
+    assert not any("differ in" in sentence for sentence in quiet.look_next)
+
+
+def test_a_users_statistics_are_what_they_say_and_have_a_norm_of_at_most_one():
+    read = Spelling(frozenset({"a", "0"}), frozenset({"ret", "urn", "one"}), torch.full((5,), 0.5))
+    assert [shape(word) for word in ("Éa", "don't", "&quot;", "a1b22", "ABc")] == ["Éa", "a'a", "&a;", "a0a0", "Aa"]
+    own = [["return", "one"], ["one", "A"], ["one", "10"], ["one"], ["one"], ["one"], ["one"], []]
+    expected = [3 / 7, 2 / 7, 1.5 * 3 / 10, 2.5 / 7, 1 / 2]  # the sentence without a word does not count
+    assert read.statistics(own).tolist() == pytest.approx(expected)
+    assert read.statistics([]).tolist() == [0.5] * 5
+    for sentences in (own, [], [["A"]], [["one"]], [["Éreturn", "000"]] * 3):
+        assert float(read.given(sentences).norm()) <= 1 + 1e-12
+
+
+def test_the_statistics_intervals_hold_what_is_true_as_often_as_they_say():
+    read = replace(Spelling.of(known_users()), expected=torch.full((5,), 0.3, dtype=torch.float64))
+    own, n, z = read.given([s.split() for s in SENTENCES]), 50, 3.0
+    true = read.statistics([s.split() for s in SENTENCES]) - 0.3
+    generator, missed = torch.Generator().manual_seed(0), 0
+    for _ in range(2000):
+        total = n * own + z * torch.randn(5, generator=generator, dtype=torch.float64)
+        checks = read.compared(total, n, z, 0.1, 0.25)
+        missed += sum(not c.low <= gap <= c.high for c, gap in zip(checks, true.tolist(), strict=True))
+    assert missed / 10_000 == pytest.approx(0.05, abs=0.01)
+
+
+def test_too_little_public_text_is_compared_with_nobody(tmp_path):
+    assert Spelling.of(Text([["a"]] * 399, KNOWN, [], 0, 1, 1)) is None
+    assert Spelling.of(Text([["a"]] * 400, KNOWN, [], 0, 1, 1)) is not None
 
 
 class Few(DocstringsDataModule):

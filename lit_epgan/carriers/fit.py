@@ -91,6 +91,8 @@ class Fit(Thread):
         self._plan, self._where = plan, where
         self._anew = not (resumes and plan.has_checkpoint)
         self._words = ["fit", *plan.words, *([] if self._anew else ["--ckpt_path", "last"])]
+        if where.terms.evaluate:
+            self._anew, self._words = False, ["evaluate", *plan.words]
         self.code: int | None = None
 
     def run(self) -> None:

@@ -33,6 +33,7 @@ class Terms:
         largest: bytes of an answer.
         secure: whether the server sees sums of reports alone.
         half: whether large floating tensors travel as bfloat16.
+        evaluate: whether a model is tested, and nothing is trained.
     """
 
     patience: float = 3600.0
@@ -43,6 +44,7 @@ class Terms:
     largest: int = 2**32
     secure: bool = False
     half: bool = False
+    evaluate: bool = False
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> "Terms":

@@ -17,10 +17,11 @@ from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.fit.ends import SENT, refuse_idle_policy
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few
-from lit_epgan.runs.checkpoints import newest_whole
+from lit_epgan.runs.checkpoints import newest_whole, require_whole
 from lit_epgan.runs.config_files import resolve_configs
 from lit_epgan.runs.run_folder import CHECKPOINTS, INSTITUTIONS, SERVER_LOG, default_folder, read_end
 
+EVALUATION = "evaluation.csv"  # in an evaluation's folder
 WORKSPACE = "flare"  # FLARE's own files, in the run's folder
 MISSING = "federate needs NVIDIA FLARE, which is not installed: pip install -e '.[flare]'."
 USAGE = """usage: python -m lit_epgan federate --config NAME.yaml [OPTIONS] [--KEY VALUE ...]
@@ -46,6 +47,8 @@ institutions/SITE each client's log, and sent.csv: all that has left it.
                              own data are
   --server KIT               runs the server for one training; needs the kit of the --operator, who starts it
 
+  --evaluate FILE            trains nothing: each client tests this checkpoint (or `last`) on its own test data, and the
+                             server prints a table and writes it to evaluation/evaluation.csv
   --dry_run                  list what each institution would send first, and send nothing
   --least N                  institutions without which the run ends; 1 by default
   --patience SECONDS         that an institution may take for an answer, or it is left out; an hour by default
@@ -100,7 +103,7 @@ def federate(args: Sequence[str]) -> int:
 
 def _simulate(own: argparse.Namespace, words: list[str]) -> int:
     found = Described(words)
-    names, folder = found.clients(), found.folder
+    names, (folder, words) = found.clients(), _evaluating(found, own, words)
     flare = _flare("deployment")
     resumes = _room(folder, own)
     say(f"A server and {len(names)} institutions ({few(names)}), carried by NVIDIA FLARE. All is in {folder}")
@@ -119,7 +122,7 @@ def _serve(own: argparse.Namespace, words: list[str]) -> int:
         words = [*words, "--data", "lit_epgan.datamodules.Elsewhere"]
     found = Described(words)
     refuse_idle_policy(found.federation.policy)
-    folder = found.folder
+    folder, words = _evaluating(found, own, words)
     for each in (operator, kit):
         told = _flare("authority").check_kit(each)
     resumes = _room(folder, own)
@@ -197,6 +200,17 @@ def _flare(module: str) -> Any:
         raise UserError(MISSING) from error
 
 
+def _evaluating(found: Described, own: argparse.Namespace, words: list[str]) -> tuple[Path, list[str]]:
+    """The run's folder and words; those of an evaluation, where one is asked for."""
+    if own.evaluate is None:
+        return found.folder, words
+    if own.ckpt_path is not None:
+        raise UserError("--evaluate names the checkpoint: leave --ckpt_path out.")
+    path = newest_whole(found.folder / CHECKPOINTS) if own.evaluate == "last" else Path(own.evaluate).resolve()
+    require_whole(path, to_train=False)
+    return found.folder / "evaluation", [*words, "--ckpt_path", str(path)]
+
+
 def _room(folder: Path, own: argparse.Namespace) -> bool:
     """Make room for a new run; whether the old one is gone on with."""
     if own.ckpt_path is None:
@@ -216,6 +230,10 @@ def _ended(folder: Path, own: argparse.Namespace) -> int:
     if own.dry_run:
         _tell(folder)
         return 0
+    if own.evaluate is not None:
+        if not (folder / EVALUATION).is_file():
+            raise UserError(f"nothing was evaluated: {folder / SERVER_LOG} says why.")
+        return 0
     end = read_end(folder)
     if end is None or not end.finished:
         raise UserError(f"the federation has ended early: {folder / SERVER_LOG} says why.")
@@ -226,7 +244,7 @@ def _ended(folder: Path, own: argparse.Namespace) -> int:
 def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The command's own words, and those that are left."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--request", "--sites", "--assemble", "--site", "--server", "--operator", "--ckpt_path"):
+    for name in ("--request", "--sites", "--assemble", "--site", "--server", "--operator", "--ckpt_path", "--evaluate"):
         parser.add_argument(name)
     for name in ("--dry_run", "--secure_aggregation", "--half_messages"):
         parser.add_argument(name, action="store_true")
@@ -249,8 +267,9 @@ def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _terms(own: argparse.Namespace, names: tuple[str, ...] = ()) -> Terms:
     return Terms(
-        own.patience, own.gather, own.least, names, own.dry_run, secure=own.secure_aggregation, half=own.half_messages
-    )
+        own.patience, own.gather, own.least, names, own.dry_run, secure=own.secure_aggregation, half=own.half_messages,
+        evaluate=own.evaluate is not None,
+    )  # fmt: skip
 
 
 def _tell(folder: Path) -> None:

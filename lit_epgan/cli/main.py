@@ -115,6 +115,11 @@ def _run(args: list[str]) -> int:
         return inspect(args[1:])
     if command == "privacy":
         return privacy(args[1:])
+    if command == "evaluate":  # as `federate --evaluate` starts its ends
+        with importing():
+            from lit_epgan.cli.evaluation import take_part
+
+        return take_part(args[1:])
     if command not in COMMANDS:
         raise UserError(_unknown_command(command))
     resolved = resolve_configs(args)

@@ -39,6 +39,7 @@ class PlainFederation:
         sampler, mechanism, aggregator, buffers, optimizer_state: as for the FederationCallback.
         vectorized: whether clients may train side by side, where the module admits it; they end as otherwise, up to
             rounding.
+        names: the clients'.
 
     Attributes:
         sequential_for: why they do not, though they may.
@@ -62,9 +63,10 @@ class PlainFederation:
         buffers: Any = "merge",
         optimizer_state: Any = "reset",
         vectorized: bool = False,
+        names: Sequence[str] | None = None,
     ) -> None:
         self.module, self.loss, self.batches, self.records = module, loss, batches, records
-        names = [f"client-{k}" for k in range(len(records))]
+        names = [f"client-{k}" for k in range(len(records))] if names is None else list(names)
         empty = [name for name, number in zip(names, records, strict=True) if not number > 0]
         if empty:
             raise UserError(f"PlainFederation's records are not above 0 for {few(empty)}: leave such clients out")

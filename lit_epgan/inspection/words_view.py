@@ -1,23 +1,31 @@
 """Words: those that many users of a group hold, by one selection for all groups, and whether they are joined."""
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby, zip_longest
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from scipy.stats import binomtest
+from torch import Tensor
 from torch.utils.data import Dataset
 
-from lit_epgan.datamodules.text import Text
+from lit_epgan.datamodules.text import Sentence, Text
 from lit_epgan.inspection.ask import Ask
+from lit_epgan.inspection.release import FEWEST_PUBLIC, TYPICAL, critical
 from lit_epgan.inspection.selections import OUTSIDE, Selection
 from lit_epgan.inspection.user_records import Records
 from lit_epgan.inspection.view import POWER, PUBLIC, Check, Findings, Panel, Users, View
 from lit_epgan.lib.bounds import at_least, not_empty, within
 from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.symbols import most_frequent
 from lit_epgan.privacy.heavy_hitters import HeavyHitters
 
+SHARE = 0.15  # of the price that goes to the statistics of all sentences
 ALONE = 1.0  # the most that one user adds to a word's count
 
 
@@ -72,13 +80,14 @@ class Shown:
 class WordsView(View):
     """Every user gives a few words of all groups together; those with a noised count above a threshold are shown.
 
-    ``HeavyHitters`` has the equations. Half of the inspection's delta is that of the selection.
+    ``HeavyHitters`` has the equations. Half of the inspection's delta is the selection's. Where there is enough public
+    text every user gives five statistics of all of its sentences, too (``Spelling``), for ``SHARE`` of the price.
 
     Args:
         words: that a user gives, at most.
         listed: words of a group on the page; the file has all that are shown.
-        false_alarms: the rate of false alarms of the shares of joined words, of all groups together.
-        tolerance: the share of joined words that is nobody's fault.
+        false_alarms: the rate of false alarms of the shares of joined words and of the statistics together.
+        tolerance: the share of joined words, and the difference of a statistic, that is nobody's fault.
     """
 
     delta_share = 0.5
@@ -100,6 +109,10 @@ class WordsView(View):
         texts = [as_text(each) for each in users.private.values()]
         public = None if users.public is None else as_text(users.public)
         rule.settle(lambda: map(word_records, texts), None if public is None else word_records(public), ask)
+        spelling = None if public is None else Spelling.of(public)
+        whole, rate = ask, self.false_alarms
+        if spelling is not None:
+            ask, rate = ask.part(1 - SHARE, "words"), rate / 2
         hitters = ask.hitters(self.words)
         found = ask.shown((given(text, rule) for text in texts), self.words)
         groups = [
@@ -108,9 +121,8 @@ class WordsView(View):
         ]
         panels = [self._panel(group) for group in groups]
         checks = [group.any_joined() for group in groups]
-        checks += [
-            group.share_joined(self.tolerance, self.false_alarms / len(groups)) for group in groups if group.words
-        ]
+        checks += [group.share_joined(self.tolerance, rate / len(groups)) for group in groups if group.words]
+        sentences = look_next(groups)
         released = [
             f"Of each user at most {hitters.words} different words, of all groups together, each with a weight of 1/√k "
             "where the user gives k; they were summed by group and word.",
@@ -121,14 +133,29 @@ class WordsView(View):
             f"Selected on the users' side: {rule}.",
             "Nothing else: no sentence, and no word or count below the threshold.",
         ]
+        if spelling is not None:
+            part = whole.part(SHARE, "spelling")
+            total = part(spelling.given(text.sentences) for text in texts)
+            compared = spelling.compared(total, len(texts), part.noise_multiplier, self.tolerance, rate)
+            checks += compared
+            hints = zip(compared, STATISTICS, strict=True)
+            differ = [f"Users and public text differ in {x.title}: {x.hint}." for check, x in hints if check.alarm]
+            sentences = [*differ, *sentences]
+            released.insert(
+                -1,
+                f"Of each user {len(total)} statistics of all of its sentences, each from 0 to 1. They were summed "
+                f"with noise of standard deviation {part.noise_multiplier:.3g}, where one user moves the sum by 1.",
+            )
         return Findings(
             panels=panels if public is None else [*panels, self._public(public, rule)],
             checks=checks,
             released=released,
-            look_next=look_next(groups),
+            look_next=sentences,
             rates=f"Of words that one user alone holds any is shown at a rate of at most {hitters.delta:.2g}, and a "
             "word that nobody holds is never shown. Where each word shown held a space with a probability of "
-            f"{self.tolerance:g}, the shares would raise an alarm at a rate of at most {self.false_alarms:.2g}.",
+            f"{self.tolerance:g}, the shares would raise an alarm at a rate of at most {rate:.2g}"
+            + ("" if spelling is None else f", and statistics that differ by no more than that at {rate:.2g}")
+            + ".",
             reading="A word's count is the noised sum of its users' weights. A user who gives k words has the weight "
             "1/√k in each, so that no fewer users hold the word than its count says, but for the noise. ␣ is a space "
             "within a word. The public data's words are counted as they are.",
@@ -160,6 +187,129 @@ class WordsView(View):
     def _listed(self, title: str, rows: list[tuple[str, str]], lines: list[str]) -> Panel:
         more = [f"and {len(rows) - self.listed} more"] if len(rows) > self.listed else []
         return Panel(title, [*more, *lines], words=rows[: self.listed])
+
+
+class SpellingStatistic(NamedTuple):
+    """A share of a user's sentences, words or digits, which is multiplied by ``factor`` and then 1 at most; ``hint``:
+    where to look if users and public text differ in it."""
+
+    title: str
+    factor: float
+    hint: str
+
+
+DIGITS = "look at what replaces, masks or makes digits"
+STATISTICS = (
+    SpellingStatistic(
+        "sentences with a word of a shape that public text lacks",
+        3.0,
+        "look at upper and lower case, at entities and escapes such as &quot;, and at signs that should be gone",
+    ),
+    SpellingStatistic(
+        "sentences with two words that have grown together",
+        2.0,
+        "look at what joins lines and parts of a text, and at what takes spaces out",
+    ),
+    SpellingStatistic(
+        "words outside the vocabulary",
+        1.5,
+        "look at the language and its spelling, and at what a preparation leaves of a word",
+    ),
+    SpellingStatistic("sentences with a digit", 2.5, DIGITS),
+    SpellingStatistic("zeros among the digits", 1.0, DIGITS),
+)
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """What sentences are made of, and how users' differ in it from public ones.
+
+    User u gives (2 / sqrt(K)) (s_u - 1/2), s_u its K statistics, each from 0 to 1: a norm of at most 1. Noise N(0, z^2)
+    on the sum over n users is one of standard deviation z sqrt(K) / (2 n) on each mean.
+
+    A word's shape is the word with A for capitals, a for small letters (of ASCII), 0 for digits, and repetitions left
+    out. Two words have grown together where their word is outside the vocabulary and each of them, of three letters or
+    more, is in it.
+
+    Attributes:
+        shapes: of public words.
+        vocabulary: of public words.
+        expected: the statistics' means over public users (K,). Each half of these is read by what the other half has.
+    """
+
+    shapes: frozenset[str]
+    vocabulary: frozenset[str]
+    expected: Tensor
+
+    @classmethod
+    def of(cls, public: Text) -> "Spelling | None":
+        """From public text; None where it has too few sentences."""
+        if len(public.sentences) < FEWEST_PUBLIC:
+            return None
+        users, start = [], 0
+        for size in public.users or [TYPICAL] * (len(public.sentences) // TYPICAL):
+            users.append(public.sentences[start : start + size])
+            start += size
+        most, found = len(public.vocabulary.words), []
+        for own, others in ((users[::2], users[1::2]), (users[1::2], users[::2])):
+            read = cls._by([sentence for user in others for sentence in user], most)
+            found += [read.statistics(sentences) for sentences in own]
+        whole = cls._by(public.sentences, most)
+        return replace(whole, vocabulary=frozenset(public.vocabulary.words), expected=torch.stack(found).mean(0))
+
+    @classmethod
+    def _by(cls, sentences: Sequence[Sentence], most: int) -> "Spelling":
+        shapes = frozenset(shape(word) for sentence in sentences for word in sentence)
+        return cls(shapes, frozenset(most_frequent(sentences, most)), torch.full((len(STATISTICS),), 0.5).double())
+
+    def given(self, sentences: Sequence[Sentence]) -> Tensor:
+        """What a user gives (K,), float64."""
+        return (self.statistics(sentences) - 0.5) * 2 / math.sqrt(len(STATISTICS))
+
+    def statistics(self, sentences: Sequence[Sentence]) -> Tensor:
+        """A user's (K,), float64; those that are expected where it has no word."""
+        read = [[self.word(word) for word in sentence] for sentence in sentences if sentence]
+        if not read:
+            return self.expected
+        sums = np.array([np.sum(words, 0) for words in read])
+        new, grown, _, digits, _ = (sums > 0).mean(0)
+        outside, zeros = sums[:, 2].sum() / sum(map(len, read)), sums[:, 4].sum() / max(1, sums[:, 3].sum())
+        factors = torch.tensor([each.factor for each in STATISTICS], dtype=torch.float64)
+        return (factors * torch.tensor([new, grown, outside, digits, zeros], dtype=torch.float64)).clamp(max=1)
+
+    def word(self, word: str) -> tuple[int, int, int, int, int]:
+        """Whether its shape is new, whether it is two words, whether it is outside; its digits and its zeros."""
+        outside = word not in self.vocabulary
+        cuts = range(3, len(word) - 2) if outside else ()
+        grown = any(word[:k] in self.vocabulary and word[k:] in self.vocabulary for k in cuts)
+        return shape(word) not in self.shapes, grown, outside, sum(map(str.isdigit, word)), word.count("0")
+
+    def compared(
+        self, total: Tensor, users: int, noise_multiplier: float, tolerance: float, rate: float
+    ) -> list[Check]:
+        """The users' means against the public ones, from the noised sum (K,) of what so many users give; ``rate``: of
+        false alarms, of all together."""
+        k = len(STATISTICS)
+        q, sd = critical(rate / k), noise_multiplier * math.sqrt(k) / 2 / users
+        checks = []
+        for each, sum_, known in zip(STATISTICS, total.tolist(), self.expected.tolist(), strict=True):
+            mean = 0.5 + sum_ * math.sqrt(k) / 2 / users
+            gap, scale = mean - known, max(2 * tolerance, 1.1 * abs(mean - known) + q * sd)
+            sides = f"{mean:.2f} ({mean - q * sd:.2f} to {mean + q * sd:.2f}) against {known:.2f}"
+            note = f"false alarms at most {rate / k:.2%}; found with 95 % from {tolerance + (q + POWER) * sd:.2f} on"
+            title = f"{each.title}, times {each.factor:g}, 1 at most: all users - {PUBLIC}"
+            alarm = abs(gap) - q * sd > tolerance
+            checks.append(Check(title, sides, gap, gap - q * sd, gap + q * sd, tolerance, scale, alarm, note))
+        return checks
+
+
+@lru_cache(maxsize=100_000)
+def shape(word: str) -> str:
+    """A word's shape."""
+    kinds = (
+        "0" if c.isdigit() else c if not (c.isascii() and c.isalpha()) else "A" if c.isupper() else "a" for c in word
+    )
+    return "".join(c for c, _ in groupby(kinds))
 
 
 def look_next(groups: Sequence[Shown]) -> list[str]:
