@@ -27,13 +27,14 @@ from benchmarks.side_by_side import markdown, options, publish
 from lit_epgan.bayes.posterior import GaussianPosterior, Prediction, predict
 from lit_epgan.callbacks.posterior_predictive import BINS, risk_by_coverage, scored
 from lit_epgan.datamodules import ImageDataModule
-from lit_epgan.engine import PlainFederation
-from lit_epgan.federated import LaplacePosterior
+from lit_epgan.engine import Algorithm, PlainFederation
+from lit_epgan.federated import LaplacePosterior, PartitionedVariationalInference
 from lit_epgan.federated.bayesian.laplace import SCALES, STATE
 from lit_epgan.lib.randomness import generator_for
 
 ROUNDS, BATCH, MEMBERS = 20, 32, 5
-LR = 0.5  # the best of .1, .2, .5 by held-out images of seeds 900 to 902, at clients and in one place
+LR = 0.5  # the best of .1, .2, .5 by held-out images of seeds 900 to 902: at clients, in one place, and of PVI
+PVI_DRAWS = 64
 SETTINGS: dict[str, dict[str, Any]] = {
     "10 clients, Dirichlet(0.1)": {"clients": 10, "partition": "dirichlet", "beta": 0.1},
     "10 clients, Dirichlet(0.5)": {"clients": 10, "partition": "dirichlet", "beta": 0.5},
@@ -45,8 +46,10 @@ METHODS = {
     "scaled": "FedAvg, a temperature",
     "last_layer": "its posterior, last layer",
     "diagonal": "its posterior, diagonal",
+    "kronecker": "its posterior, Kronecker axes",
     "evidence": "the same, last layer, prior by evidence",
     "ensemble": f"mean of {MEMBERS} FedAvg models",
+    "pvi": "partitioned variational inference, 64 draws",
     "pooled": "all images in one place, posterior of the last layer",
 }
 SCORES = ("nll", "brier", "ece", "accuracy", "risk_at_90", "auroc")
@@ -88,7 +91,8 @@ class Network(nn.Module):
 
 
 def trained(data: Data, seed: int, epochs: int, structure: str | None) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The model of so many rounds of FedAvg, and the server's state with its posterior, if a structure is given."""
+    """The model of so many rounds of FedAvg, and the server's state with its posterior, if a structure is given; of PVI
+    where that is ``pvi``."""
     names = list(data.train)
 
     def batches(client: int, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -97,7 +101,10 @@ def trained(data: Data, seed: int, epochs: int, structure: str | None) -> tuple[
             order = torch.randperm(len(x), generator=generator_for(seed, round_, client, epoch))
             yield from ((x[rows], y[rows]) for rows in order.split(BATCH))
 
-    algorithm = LaplacePosterior(ROUNDS, structure=structure or "last_layer")  # type: ignore[arg-type]
+    by_laplace = structure not in (None, "pvi")
+    algorithm: Algorithm = PartitionedVariationalInference()
+    if structure != "pvi":
+        algorithm = LaplacePosterior(ROUNDS, structure=structure or "last_layer")  # type: ignore[arg-type]
     module = Network(seed)
     federation = PlainFederation(
         algorithm,
@@ -110,7 +117,7 @@ def trained(data: Data, seed: int, epochs: int, structure: str | None) -> tuple[
     )
     federation.model.data = lambda client, round_: iter([data.train[names[client]]])
     federation.model.held_out = lambda client: iter([data.held[names[client]]] if names[client] in data.held else [])
-    federation.run(ROUNDS + (structure is not None))
+    federation.run(ROUNDS + by_laplace)
     return module.eval(), dict(federation.server.state)
 
 
@@ -169,13 +176,29 @@ def judge(seed: int, setting: dict[str, Any], found: dict[str, dict[str, float]]
     def ensemble() -> dict[str, float]:
         return plain(1.0, [model("last_layer")[0], *(model(None, k)[0] for k in range(1, MEMBERS))])
 
+    def variational() -> dict[str, float]:
+        module, state = model("pvi")
+        torch.manual_seed(seed)
+        drawn = PartitionedVariationalInference().posterior(state).sample(PVI_DRAWS).float()
+        probabilities = []
+        for images in (x, turned):
+            outputs = []
+            for vector in drawn:
+                nn.utils.vector_to_parameters(vector, module.parameters())
+                outputs.append(module(images).double().softmax(1))
+            probabilities.append(torch.stack(outputs).mean(0))
+        entropies = [torch.special.entr(p).sum(1) for p in probabilities]
+        return judged(probabilities[0], labels, entropies[1], entropies[0])
+
     methods: dict[str, Callable[[], dict[str, float]]] = {
         "plain": lambda: plain(1.0, [model("last_layer")[0]]),
         "scaled": lambda: plain(float(model("last_layer")[1][STATE + "plain_scale"]), [model("last_layer")[0]]),
         "last_layer": lambda: posterior("last_layer"),
         "diagonal": lambda: posterior("diagonal"),
+        "kronecker": lambda: posterior("kronecker"),
         "evidence": lambda: posterior("last_layer", by="evidence"),
         "ensemble": ensemble,
+        "pvi": variational,
         "pooled": lambda: posterior("last_layer", pooled=True),
     }
     found |= {name: method() for name, method in methods.items() if name not in found}

@@ -40,6 +40,7 @@ from lit_epgan.federated import (
     FedSeq,
     FedYogi,
     GeneratorSites,
+    PartitionedVariationalInference,
     PriorOn,
     SampleMoments,
     TiltedExpectationPropagation,
@@ -52,6 +53,7 @@ RECORDS = (20, 8, 12)
 TILTED: dict[str, Any] = {"features": "0", "hidden": 4, "tilt_every": 1}
 ALGORITHMS: list[Algorithm] = [FedAvg(), FedProx(0.1), SCAFFOLD(), SCAFFOLD("gradient"), FedDyn(), FedNova(), MOON("0")]
 ALGORITHMS += [FedSeq(2), FedAvgM(), FedAdam(), FedYogi(inner=SCAFFOLD()), FedLA(), FedPA(every=2), FedNP("0", "2")]
+ALGORITHMS += [PartitionedVariationalInference()]
 ALGORITHMS += [
     ExpectationPropagation(prior_scale=2.0),
     ExpectationPropagation(sites=SampleMoments(), damping=0.5),

@@ -7,6 +7,7 @@ from lit_epgan.federated.bayesian.fednp import FedNP
 from lit_epgan.federated.bayesian.fedpa import FedPA
 from lit_epgan.federated.bayesian.laplace import LaplacePosterior
 from lit_epgan.federated.bayesian.prior_on import PriorOn
+from lit_epgan.federated.bayesian.pvi import PartitionedVariationalInference
 from lit_epgan.federated.bayesian.tilted_ep import TiltedExpectationPropagation
 from lit_epgan.federated.drift.feddyn import FedDyn
 from lit_epgan.federated.drift.fednova import FedNova
@@ -59,6 +60,7 @@ __all__ = [
     "LaplacePosterior",
     "LaplaceSites",
     "MatchedEmbedding",
+    "PartitionedVariationalInference",
     "PersonalModels",
     "PriorOn",
     "PublishedRejection",
