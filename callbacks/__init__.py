@@ -12,7 +12,7 @@ from lit_epgan.callbacks.partition_report import PartitionReport
 from lit_epgan.callbacks.personal_metrics import PersonalMetrics
 from lit_epgan.callbacks.posterior_predictive import PosteriorPredictive
 from lit_epgan.callbacks.posterior_report import MixtureErrors, PosteriorReport
-from lit_epgan.callbacks.prediction_writer import PredictionWriter, SampleWriter
+from lit_epgan.callbacks.prediction_writer import PredictionWriter, SampleWriter, TestedRecords
 from lit_epgan.callbacks.progress import FederatedProgressBar
 from lit_epgan.callbacks.round_checkpoint import RoundCheckpoint
 from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
@@ -41,6 +41,7 @@ __all__ = [
     "RoundsToTarget",
     "SampleGrid",
     "SampleWriter",
+    "TestedRecords",
     "ToyMetrics",
     "WordErrorRate",
 ]

@@ -20,7 +20,15 @@ from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few, printable
 from lit_epgan.metrics.over_clients import ClientResults, over_clients
 
-NOT_DEFINED = "meaningless"  # torchmetrics' word where it returns 0 for what is not defined, as AUROC of one class
+# torchmetrics' words where it returns a number for what is not defined, as the AUROC of one class
+NOT_DEFINED = ("meaningless", "recall is undefined", "was `nan`", "Returns 0 score", "coefficient to nan")
+COUNTS = {  # of a binary ratio, those that its denominator is the sum of; torchmetrics says nothing where it is 0
+    "BinaryPrecision": ("tp", "fp"),
+    "BinaryRecall": ("tp", "fn"),
+    "BinarySpecificity": ("tn", "fp"),
+    "BinaryNegativePredictiveValue": ("tn", "fn"),
+    **dict.fromkeys(("BinaryF1Score", "BinaryFBetaScore", "BinaryJaccardIndex"), ("tp", "fp", "fn")),
+}
 
 
 class ClientCopies:
@@ -43,7 +51,7 @@ class ClientCopies:
                 value = each.compute()
             except (ValueError, RuntimeError):  # of too few records, or of one class
                 return None
-        if any(NOT_DEFINED in str(warning.message) for warning in told):
+        if _is_empty_ratio(each) or any(word in str(warning.message) for warning in told for word in NOT_DEFINED):
             return None
         return float(value) if isinstance(value, Tensor) and value.numel() == 1 else None
 
@@ -60,6 +68,19 @@ class ClientCopies:
         """Leave the module's metrics as they were."""
         for each in self._copies:
             each.remove()
+
+
+def _is_empty_ratio(metric: Metric) -> bool:
+    """Whether a binary metric is 0 / 0."""
+    kind, counts = type(metric).__name__, getattr(metric, "confmat", None)
+    if kind == "BinaryMatthewsCorrCoef" and isinstance(counts, Tensor):
+        return bool((counts.sum(0) == 0).any() or (counts.sum(1) == 0).any())
+    if isinstance(counts, Tensor) and counts.shape == (2, 2):
+        cells = dict(zip(("tn", "fp", "fn", "tp"), counts.flatten(), strict=True))
+    else:
+        cells = {name: getattr(metric, name, None) for name in ("tn", "fp", "fn", "tp")}
+    needed = [cells[name] for name in COUNTS.get(kind, ())]
+    return bool(needed) and all(isinstance(each, Tensor) and not each.any() for each in needed)
 
 
 class _Copy:
@@ -147,7 +168,7 @@ class ClientMetrics(Callback):
         higher_is_better: names, or name patterns as ``*_score``, of metrics that are better the higher they are.
         lower_is_better: the same of those that are better the lower they are, as ``val_loss``. What stands in neither
             is taken from the torchmetrics object's own ``higher_is_better``, or from the module's, a dictionary by
-            name, as ``{"val_loss": False}``. Where nothing says it there is no worst client.
+            name, as ``{"val_loss": False}``, None where no way is. Where nothing says it there is no worst client.
 
     Attributes:
         results: what the last evaluation has measured at each client.
@@ -178,7 +199,7 @@ class ClientMetrics(Callback):
         self._rows: dict[int, int] = {}
         self._client = None
         ways = getattr(pl_module, "higher_is_better", None)
-        self._ways: Mapping[str, bool] = ways if isinstance(ways, Mapping) else {}
+        self._ways: Mapping[str, bool | None] = ways if isinstance(ways, Mapping) else {}
         self.results = ClientResults()
         self._federation = None if trainer.sanity_checking else self.federation
         if self._federation is not None:
@@ -302,7 +323,7 @@ class ClientMetrics(Callback):
     # What is said, each once ------------------------------------------------------------------------------------------
 
     def _say_what_is_missing(self) -> None:
-        undirected = sorted(n for n, way in self.results.higher_is_better.items() if way is None)
+        undirected = sorted(n for n, w in self.results.higher_is_better.items() if w is None and n not in self._ways)
         if undirected:
             self._say(
                 f"no worst client of {few(undirected)}, for nothing says which way is better: add "

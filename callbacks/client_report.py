@@ -73,7 +73,7 @@ def print_clients(results: ClientResults, console: Console) -> None:
     title = f"The {PRINTED} of {len(results.records)} clients with the worst {headline}" if few else "Metrics by client"
     table = Table(title=markup(title), box=SIMPLE_HEAD, pad_edge=False)
     for column in ("client", "records", *results.values):
-        table.add_column(markup(column), justify="left" if column == "client" else "right")
+        table.add_column(markup(column.replace("_", " ")), justify="left" if column == "client" else "right")
     for client in clients:
         cells = [_cell(results, metric, client, worst) for metric in results.values]
         table.add_row(markup(results.names[client]), f"{results.records[client]:,}", *cells)

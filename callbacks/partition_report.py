@@ -1,5 +1,6 @@
 """Who holds what: a table and a picture of the partition, written when training starts."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +17,17 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from lit_epgan.datamodules.client_tables import ClientTables
 from lit_epgan.datamodules.partition import partition_table
-from lit_epgan.lib.atomic import replacing
+from lit_epgan.datamodules.preparation import Preparation
+from lit_epgan.lib.atomic import replacing, write_text
 from lit_epgan.lib.text import csv_cell, markup, mathtext, printable
 from lit_epgan.runs.optional_files import optional_file
 
 if TYPE_CHECKING:
     import pandas as pd
 
-PRINTED_CLIENTS, PRINTED_CLASSES = 12, 12
+PRINTED_CLIENTS, PRINTED_CLASSES, PRINTED_COLUMNS = 12, 12, 40
 WRITTEN = 20  # clients and classes up to which every cell bears its count
 TICK = 30  # characters of a name beside the picture
 LETTERS = 50  # that fit side by side below the smallest picture
@@ -37,13 +40,16 @@ class PartitionReport(Callback):
     """Writes ``partition.csv`` and ``pictures/partition.png`` into the run folder and prints the table if it is small.
 
     The labels are those of ``trainer.datamodule.data.labels``; where there are none, nothing is written. Classes have
-    their names from ``trainer.datamodule.label_names``, where there are any, else their numbers.
+    their names from ``trainer.datamodule.label_names``, where there are any, else their numbers. Of tables it writes
+    ``preparation.json``, and prints what becomes of each column.
     """
 
     tells_of_clients = True  # a private run leaves it out
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         datamodule = getattr(trainer, "datamodule", None)
+        if isinstance(datamodule, ClientTables) and trainer.is_global_zero:
+            _write_preparation(datamodule.preparation, Path(trainer.default_root_dir))
         labels = getattr(getattr(datamodule, "data", None), "labels", None)
         if not labels or not trainer.is_global_zero:
             return
@@ -55,6 +61,18 @@ class PartitionReport(Callback):
         with optional_file(picture), replacing(picture) as beside:
             partition_picture(table).savefig(beside, dpi=150, format="png")
         print_partition(table, run / "partition.csv", Console())
+
+
+def _write_preparation(preparation: Preparation, run: Path) -> None:
+    write_text(run / "preparation.json", json.dumps(preparation.plain(), indent=1, ensure_ascii=False) + "\n")
+    table = Table(title="What becomes of each column", box=SIMPLE_HEAD, padding=(0, 0), pad_edge=False)
+    for heading in ("column", "kind", "how"):
+        table.add_column(heading, overflow="fold")
+    for line in list(preparation.lines())[:PRINTED_COLUMNS]:
+        table.add_row(*map(markup, line))
+    Console().print(table)
+    if (more := len(list(preparation.lines())) - PRINTED_COLUMNS) > 0:
+        print(f"and {more} more columns: {printable(str(run / 'preparation.json'))}")
 
 
 def with_names(table: "pd.DataFrame", names: Sequence[str] | None) -> "pd.DataFrame":

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_epgan.callbacks.pictures import to_pixels
 from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.client_tables import ClientTables
 from lit_epgan.lib.atomic import naming, replacing
 from lit_epgan.lib.bounds import at_least
 from lit_epgan.lib.errors import UserError
@@ -54,7 +55,10 @@ class PredictionWriter(OneWriter):
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any, **kwargs: Any
     ) -> None:
-        known = _origin(getattr(trainer, "datamodule", None))
+        datamodule = getattr(trainer, "datamodule", None)
+        known = _origin(datamodule)
+        if isinstance(datamodule, ClientTables) and isinstance(outputs, Mapping):
+            outputs = datamodule.in_units(outputs)
         columns = {name: column.tolist() for name, column in _columns(outputs, pl_module).items()}
         for values in zip(*columns.values(), strict=True):
             self.collected.append({"record": len(self.collected), **known, **dict(zip(columns, values, strict=True))})
@@ -65,11 +69,43 @@ class PredictionWriter(OneWriter):
         names = getattr(getattr(trainer, "datamodule", None), "label_names", None)
         rows = [_with_name(row, names) if names and CLASS in row else row for row in self.collected]
         path = Path(trainer.default_root_dir) / "predictions.csv"
-        with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        _write(path, rows)
         self.written = path
+
+
+class TestedRecords(OneWriter):
+    """Writes what ``test_step`` returns to the run's ``test_records.csv``: a row a record, its client first. Columns
+    are as ``PredictionWriter``'s."""
+
+    __test__ = False  # pytest's
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.on_predict_start(trainer, pl_module)
+
+    def on_test_batch_start(self, trainer: Trainer, pl_module: LightningModule, *args: Any, **kwargs: Any) -> None:
+        """Note whose batch comes: its mark is used up at the batch's end."""
+        datamodule = getattr(trainer, "datamodule", None)
+        marks = datamodule.validation_marks if isinstance(datamodule, FederatedDataModule) else None
+        self._client = datamodule.client_names[marks[0].client] if marks else ""  # type: ignore[union-attr]
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        columns = {name: column.tolist() for name, column in _columns(outputs, pl_module).items()}
+        for values in zip(*columns.values(), strict=True):
+            self.collected.append({"client": csv_cell(self._client), **dict(zip(columns, values, strict=True))})
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.collected:
+            self.written = Path(trainer.default_root_dir) / "test_records.csv"
+            _write(self.written, self.collected)
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    with replacing(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _origin(datamodule: Any) -> dict[str, str]:
@@ -77,7 +113,9 @@ def _origin(datamodule: Any) -> dict[str, str]:
     if not isinstance(datamodule, FederatedDataModule):
         return {}
     known = {}
-    if datamodule.data.test is not None or datamodule.data.val is not None:
+    if isinstance(datamodule, ClientTables):
+        known["split"] = datamodule.predicted
+    elif datamodule.data.test is not None or datamodule.data.val is not None:
         known["split"] = "val" if datamodule.data.test is None else "test"
     if datamodule.validation_marks:
         known["client"] = csv_cell(datamodule.client_names[datamodule.validation_marks.popleft().client])

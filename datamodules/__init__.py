@@ -8,6 +8,7 @@ from lit_epgan.datamodules.emnist import FederatedEMNISTDataModule, LeafDataModu
 from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.datamodules.institutions import Institutions
+from lit_epgan.datamodules.preparation import Preparation
 from lit_epgan.datamodules.speech import SpeechDataModule
 from lit_epgan.datamodules.table import TableDataModule
 from lit_epgan.datamodules.text import DocstringsDataModule, StackOverflowDataModule
@@ -27,6 +28,7 @@ __all__ = [
     "Institutions",
     "LeafDataModule",
     "PolynomialDataModule",
+    "Preparation",
     "SpeechDataModule",
     "StackOverflowDataModule",
     "TableDataModule",

@@ -47,6 +47,8 @@ class FederatedDataModule(LightningDataModule):
         collate_fn: as in torch's DataLoader.
         max_local_steps: where passes are counted, the batches after which a client ends its round all the same.
         hardship: few records, unequal sizes or wrong labels, put on the clients' training data.
+        trained_on: what federated training is measured against: a client's name, and the others hold no training data;
+            or ``pooled``, and one more client holds all of them. Data that are held out stay each client's.
 
     Attributes:
         unfederated: whether a fit without a FederationCallback is meant: one epoch then trains on one client after
@@ -67,6 +69,7 @@ class FederatedDataModule(LightningDataModule):
         collate_fn: Collate | None = None,
         max_local_steps: int | None = None,
         hardship: Hardship | None = None,
+        trained_on: str | None = None,
     ) -> None:
         super().__init__()
         at_least(1, "data", batch_size=batch_size, local_steps=local_steps, local_epochs=local_epochs)
@@ -78,7 +81,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_size, self.local_steps, self.local_epochs = batch_size, local_steps, local_epochs
         self.warmup_steps, self.max_local_steps = warmup_steps, max_local_steps
         self.clients_per_round, self.num_workers, self.seed = clients_per_round, num_workers, seed
-        self.collate_fn, self.hardship = collate_fn, hardship
+        self.collate_fn, self.hardship, self.trained_on = collate_fn, hardship, trained_on
         self.validation_marks: deque[Mark] = deque()
         self.federated = False  # whether a FederationCallback runs the rounds
         self.working: int | None = None  # the client that trains
@@ -91,6 +94,8 @@ class FederatedDataModule(LightningDataModule):
         self.clients: list[DataClient] = []
         self.client_names: list[str] = []
         self.numbers_own_classes = False  # whether class 0, 1, ... are those found in these very data
+        self.unprotected_sums = False  # whether a private run may use what is ``released``
+        self.released = ""  # what is known of all clients' records before a round, to which no noise is added
         self._data: ClientData | None = None
         self._notes: list[str] = []
 
@@ -142,7 +147,8 @@ class FederatedDataModule(LightningDataModule):
         """The clients' data, loaded on first use."""
         if self._data is None:
             loaded = self.load()
-            self._data = loaded if self.hardship is None else self.hardship.on(loaded, self.seed)
+            hard = loaded if self.hardship is None else self.hardship.on(loaded, self.seed)
+            self._data = hard if self.trained_on is None else hard.trained_on(self.trained_on)
         return self._data
 
     @property
@@ -188,7 +194,7 @@ class FederatedDataModule(LightningDataModule):
         if not self.active:
             raise UserError("every client is empty: there is nothing to train on")
         notes = {
-            f"clients without training data sit out: {few(empty)}": empty,
+            f"clients without training data sit out: {few(empty)}": [] if self.trained_on else empty,
             f"clients whose loader gives no batch sit out: {few(batchless)}; with drop_last a client needs a whole "
             "batch of records": batchless,
             f"clients with fewer records than a batch ({self.batch_size}) train on smaller ones: {few(small)}": small,

@@ -1,16 +1,18 @@
 """Who holds what: the clients' data sets, by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few
 
 T = TypeVar("T")
+POOLED = "all in one place"
 
 
 @dataclass
@@ -31,6 +33,18 @@ class ClientData:
         for option, held in (("val_dataset", self.val), ("test_dataset", self.test)):
             self._refuse_unknown(option, held)
 
+    def trained_on(self, who: str) -> "ClientData":
+        """The same, but the others hold no training data: beside one client, or beside one more that holds all of it
+        (``pooled``). UserError: there is no such client."""
+        if who != "pooled" and who not in self.train:
+            raise UserError(f"data.trained_on is {who!r}; it is pooled, or one of {few(list(self.train))}")
+        train: dict[str, Dataset] = {name: Subset(own, []) for name, own in self.train.items()}
+        train |= {POOLED: _joined(list(self.train.values()))} if who == "pooled" else {who: self.train[who]}
+        labels = self.labels and (
+            {POOLED: torch.cat(list(self.labels.values()))} if who == "pooled" else {who: self.labels[who]}
+        )
+        return replace(self, train=train, labels=labels)
+
     def _refuse_unknown(self, option: str, held: Mapping[str, Dataset] | Dataset | None) -> None:
         unknown = [name for name in held if name not in self.train] if isinstance(held, Mapping) else []
         if unknown:
@@ -38,6 +52,13 @@ class ClientData:
                 f"{option} has held-out data of clients that do not exist: {few(unknown)}; the clients are "
                 f"{few(list(self.train))}"
             )
+
+
+def _joined(sets: list[Dataset]) -> Dataset:
+    if all(type(each) is TensorDataset for each in sets):  # which is read a whole batch at a time
+        columns = zip(*(each.tensors for each in sets), strict=True)  # type: ignore[attr-defined]
+        return TensorDataset(*map(torch.cat, columns))
+    return ConcatDataset(sets)
 
 
 def by_name(clients: Mapping[Any, T]) -> Mapping[str, T]:
@@ -50,8 +71,3 @@ def by_name(clients: Mapping[Any, T]) -> Mapping[str, T]:
         twice = next(name for name in written if written.count(name) > 1)
         raise UserError(f"two clients have the name {twice!r}, once as a number: give each a name of its own")
     return named
-
-
-def numbers_first(label: str) -> tuple[int, int, str]:
-    """A key to sort names by: 2 before 10, and numbers before words."""
-    return (0, int(label), label) if label.isdecimal() else (1, 0, label)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from lit_epgan.datamodules.client_tables import ClientRows, ClientTables, shuffled_classes
+from lit_epgan.datamodules.client_tables import ClientTables, shuffled_classes
 from lit_epgan.datamodules.partition import dirichlet
 from lit_epgan.lib.bounds import at_least
 from lit_epgan.lib.errors import UserError
@@ -51,27 +53,30 @@ class DealtTable(ClientTables):
             raise UserError(f"data.ratio is {ratio}: the frequent class stands to the rare one as at least 1")
         self.sites, self.partition, self.beta, self.ratios = sites, partition, beta, ratios
 
-    def whole(self) -> ClientRows:
-        """The table that is dealt; sets ``columns`` and ``label_names``."""
+    def whole(self) -> pd.DataFrame:
+        """The table that is dealt: numbers, and the column ``label`` of classes."""
         raise NotImplementedError
 
-    def read(self) -> dict[str, ClientRows]:
-        """The clients' rows. UserError: there are not enough rows for so many clients."""
+    def read(self) -> dict[str, pd.DataFrame]:
+        """The clients' tables. UserError: there are not enough rows for so many clients."""
         table = self.whole()
         if self.sites > len(table):
             raise UserError(f"data.sites is {self.sites}, but there are only {len(table)} rows: ask for fewer")
-        dealt = zip(self._dealt(table), self.ratios, strict=True)
-        return {f"site-{k}": self._thinned(table.at(rows), ratio, k) for k, (rows, ratio) in enumerate(dealt, start=1)}
+        codes = torch.from_numpy(pd.factorize(table[self.label], sort=True)[0])
+        dealt = enumerate(zip(self._dealt(table, codes), self.ratios, strict=True), start=1)
+        rows = {f"site-{k}": own[self._thinned(codes[own], ratio, k)] for k, (own, ratio) in dealt}
+        return {name: table.iloc[own.numpy()].map(str).astype(object) for name, own in rows.items()}
 
-    def _dealt(self, table: ClientRows) -> list[Tensor]:
+    def _dealt(self, table: pd.DataFrame, labels: Tensor) -> list[Tensor]:
         generator = generator_for(self.split_seed, "sites")
         if self.partition == "iid":
-            return alike(table.labels, self.sites, generator)
+            return alike(labels, self.sites, generator)
         if self.partition == "dirichlet":
-            return self._dirichlet(table.labels, generator)
-        if table.features.shape[1] < 2:
+            return self._dirichlet(labels, generator)
+        features = torch.tensor(table.drop(columns=self.label).to_numpy(float))
+        if features.shape[1] < 2:
             raise UserError("data.partition is 'shifted', which needs at least two columns: choose iid or dirichlet")
-        return shifted(table.features, table.labels, self.sites)
+        return shifted(features, labels, self.sites)
 
     def _dirichlet(self, labels: Tensor, generator: torch.Generator) -> list[Tensor]:
         try:
@@ -82,10 +87,10 @@ class DealtTable(ClientTables):
                 "a greater positive number, or --data.sites to a smaller one"
             ) from error
 
-    def _thinned(self, table: ClientRows, ratio: float | None, client: int) -> ClientRows:
+    def _thinned(self, labels: Tensor, ratio: float | None, client: int) -> Tensor:
         if ratio is None:
-            return table
-        return table.at(thinned(table.labels, ratio, generator_for(self.split_seed, client, "ratio")))
+            return torch.arange(len(labels))
+        return thinned(labels, ratio, generator_for(self.split_seed, client, "ratio"))
 
 
 class BreastCancerDataModule(DealtTable):
@@ -98,12 +103,15 @@ class BreastCancerDataModule(DealtTable):
     .68, .76, .62; means over ten seeds). Label 1 is malignant, 0 benign. Settings are those of ``DealtTable``.
     """
 
-    def whole(self) -> ClientRows:
+    def __init__(self, held_out: float = 0.3, **options: Any) -> None:
+        super().__init__(held_out=held_out, **options)
+
+    def whole(self) -> pd.DataFrame:
         from sklearn.datasets import load_breast_cancer  # other data sets do without it
 
         table = load_breast_cancer()
-        self.columns, self.label_names = [str(name) for name in table.feature_names], ["benign", "malignant"]
-        return ClientRows(torch.from_numpy(table.data), 1 - torch.from_numpy(table.target).long())
+        names = np.array(["malignant", "benign"])[table.target]
+        return pd.DataFrame(table.data, columns=[str(name) for name in table.feature_names]).assign(label=names)
 
 
 def alike(labels: Tensor, clients: int, generator: torch.Generator) -> list[Tensor]:

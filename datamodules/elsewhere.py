@@ -83,6 +83,11 @@ def place(datamodule: FederatedDataModule, names: Sequence[str], own: str | None
                 f"a site is one client, and the data of {own!r} are those of {len(datamodule.clients)}: "
                 f"{few(datamodule.client_names)}. Give a data module with one client, or several sites"
             )
+        if datamodule.released:
+            raise UserError(
+                f"{datamodule.released} are those of {own!r} alone, which another site's are not: give "
+                "--data.preparation, a file that is alike at all sites"
+            )
         if datamodule.numbers_own_classes:
             raise UserError(
                 f"the classes of {own!r} are numbered as its own data have them, which another site's may not: give "

@@ -13,13 +13,13 @@ from torch import Tensor
 from torchvision.transforms import functional
 
 from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.datamodules.client_data import ClientData, numbers_first
+from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.datamodules.image_files import brief
 from lit_epgan.lib.bounds import at_least
 from lit_epgan.lib.csv_table import named_file, read_csv_table
 from lit_epgan.lib.errors import UserError
-from lit_epgan.lib.text import few
+from lit_epgan.lib.text import few, in_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,7 +131,7 @@ class FolderDataModule(FederatedDataModule):
     def _classes(self, found: set[str]) -> list[str]:
         self.numbers_own_classes = bool(found) and self.classes is None
         if self.classes is None:
-            return sorted(found, key=numbers_first)
+            return sorted(found, key=in_order)
         names = [str(name) for name in self.classes]
         if unknown := found - set(names):
             raise UserError(f"{self.path} has images of the class {few(sorted(unknown))}, which data.classes omits")

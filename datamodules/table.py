@@ -1,125 +1,123 @@
-"""Any table whose rows belong to users, a client each: a CSV file with a column that says whose a row is."""
+"""Any table whose rows belong to clients: a file for each, or one file with a column that says whose a row is."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import TensorDataset
+import pandas as pd
 
-from lit_epgan.datamodules.base import FederatedDataModule
-from lit_epgan.datamodules.client_data import ClientData, numbers_first
-from lit_epgan.datamodules.partition import check_dealing, deal
+from lit_epgan.datamodules.client_tables import ClientTables
+from lit_epgan.datamodules.preparation import is_missing
 from lit_epgan.lib.csv_table import read_csv_table
 from lit_epgan.lib.errors import UserError
-from lit_epgan.lib.text import few
+from lit_epgan.lib.text import few, same_name
 
-if TYPE_CHECKING:
-    import pandas as pd
+FILES = (".csv", ".tsv", ".parquet")
+TOTALS = {"total", "totals", "subtotal", "grand total", "sum", "average", "mean", "gesamt", "summe", "overall"}
 
 
-class TableDataModule(FederatedDataModule):
-    """Rows of a CSV file by user: numeric features and a class.
-
-    Features are taken as they are: scale them in the file, by numbers that are known without the users' data.
+class TableDataModule(ClientTables):
+    """The rows of CSV or Parquet files by client; names that a person reads as one are one client.
 
     Args:
-        path: of the file, with a line of column names.
-        user: the column of users' names.
-        label: the column of classes.
-        features: the columns of numbers; by default all others.
-        classes: the classes in the order of their indices; by default those of the file, sorted.
-        clients: how many users take part, drawn at random; by default all.
-        held_out: share of all users who take part in nothing, and whose rows are the validation and test data.
-        split_seed: decides who is held out and who takes part.
-        federated: settings of ``FederatedDataModule``.
-
-    Attributes:
-        label_names: the name of label 0, 1, ..., known once the data are loaded.
+        path: a folder with a file for each client, who bears its name; or a file. ``.csv`` is in UTF-8, with a line of
+            column names, and commas, semicolons or tabs between the fields.
+        client: the column that says whose a row is.
+        options: settings of ``ClientTables`` and of ``FederatedDataModule``.
     """
 
-    def __init__(
-        self,
-        path: str = "table.csv",
-        user: str = "user",
-        label: str = "label",
-        features: Sequence[str] | None = None,
-        classes: Sequence[str] | None = None,
-        clients: int | None = None,
-        held_out: float = 0.2,
-        split_seed: int = 7,
-        **federated: Any,
-    ) -> None:
-        super().__init__(**federated)
-        check_dealing(clients, held_out)
-        self.path, self.user, self.label, self.features = Path(path).expanduser(), user, label, features
-        self.classes, self.clients_wanted, self.held_out, self.split_seed = classes, clients, held_out, split_seed
-        self.label_names: list[str] = []
+    def __init__(self, path: str = "table.csv", client: str | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.path, self.client = Path(path).expanduser(), client
+        if client is not None and client in (self.label, *(self.features or [])):
+            raise UserError(f"data.client is {client!r}, which is the label or a feature: a column is one of them")
 
-    def load(self) -> ClientData:
-        """Deal the users: features, float tensors (n, d), and labels, int64 tensors (n,). UserError: the file is
-        missing, or not such a table."""
-        table = self._read()
-        features = self._features(table)
-        labels = torch.from_numpy(self._labels(table))
-        rows = {str(name): torch.from_numpy(each) for name, each in table.groupby(self.user).indices.items()}
-        names, others = deal(sorted(rows), self.held_out, self.clients_wanted, self.split_seed)
-        sets = {name: TensorDataset(features[own], labels[own]) for name, own in rows.items()}
-        held = torch.cat([rows[name] for name in others]) if others else None
-        held_out = None if held is None else TensorDataset(features[held], labels[held])
-        return ClientData(
-            train={name: sets[name] for name in names},
-            val=held_out,
-            test=held_out,
-            labels={name: labels[rows[name]] for name in names},
-        )
+    def read(self) -> dict[str, pd.DataFrame]:
+        """The clients' tables. UserError: a file is missing, or no such table; with file and line."""
+        tables = [_read(file) for file in self._files()]
+        asked = [self.label, *([self.client] if self.client else []), *(self.features or [])]
+        columns = {same_name(name): name for name in asked}  # as they are asked for, else as the first file writes them
+        for k, table in enumerate(tables):
+            named = {name: columns.setdefault(same_name(str(name)), str(name)) for name in table}
+            tables[k] = table.rename(columns=named)
+        lacking = [table for table in tables if self.label not in table]
+        if 0 < len(lacking) < len(tables):
+            file, columns_there = lacking[0].index[0][0], few([*map(str, lacking[0])], 20)
+            raise UserError(f"{file} has no column {self.label!r}, the label; its columns are {columns_there}")
+        whole = pd.concat(tables).fillna("") if len(tables) > 1 else tables[0]
+        if self.client is None:
+            names = pd.Series(whole.index.get_level_values(0), index=whole.index, dtype=object)
+            names = names.map(lambda file: Path(file).stem)
+        elif self.client in whole:
+            names = whole.pop(self.client)
+            for file, line in whole.index[names.map(is_missing)]:
+                raise UserError(f"{file}, line {line}: the column {self.client!r} is empty")
+        else:
+            raise UserError(f"{self.path} has no column {self.client!r}: its columns are {few([*map(str, whole)], 20)}")
+        if self.client is None and len(tables) == 1:
+            self._found.append(
+                f"all rows of {self.path} are one client's: say by --data.client which column says whose a row is"
+            )
+        return self._by_client(whole, names)
 
-    def _read(self) -> "pd.DataFrame":
-        import pandas as pd
+    def _by_client(self, whole: pd.DataFrame, names: pd.Series) -> dict[str, pd.DataFrame]:
+        keys = {str(name): same_name(str(name)) for name in names.unique()}
+        first: dict[str, str] = {}
+        for name, key in keys.items():
+            first.setdefault(key, name)
+        if alike := [f"{first[key]!r} and {name!r}" for name, key in keys.items() if first[key] != name]:
+            self._found.append(f"one client is meant by {few(alike)}")
+        rows = whole.groupby(names.map(keys).to_numpy(), sort=True).indices
+        own = {first[str(key)]: whole.iloc[each] for key, each in rows.items()}
+        # a column of other files is none of a client's whose own files lack it
+        return {
+            name: table.loc[:, (table != "").any().to_numpy() | (table.columns == self.label)]
+            for name, table in own.items()
+        }
 
+    def _files(self) -> list[Path]:
+        if self.path.is_dir():
+            found = sorted(f for f in self.path.iterdir() if f.suffix.lower() in FILES and not f.name.startswith("."))
+            if not found:
+                raise UserError(f"{self.path.absolute()} has no file that ends in {', '.join(FILES)}")
+            return found
         if not self.path.is_file():
             raise UserError(
-                f"there is no table {self.path.absolute()}: place a CSV file with the columns {self.user!r} and "
-                f"{self.label!r} there, or say by --data.path where it is"
+                f"there is no table {self.path.absolute()}: place a CSV file there, or a folder with one for each "
+                "client, or say by --data.path where it is"
             )
-        found = read_csv_table(self.path, [self.user, self.label, *(self.features or [])])
-        if not found.rows:
-            raise UserError(f"{self.path} has no rows")
-        table = pd.DataFrame(found.rows, columns=found.columns, index=found.lines, dtype=str)
-        for name in (self.user, self.label):
-            for line in table.index[table[name] == ""]:
-                raise UserError(f"{self.path}, line {line}: the column {name!r} is empty")
-        return table
+        return [self.path]
 
-    def _features(self, table: "pd.DataFrame") -> torch.Tensor:
-        columns = list(self.features or [str(name) for name in table if name not in (self.user, self.label)])
-        if not columns:
-            raise UserError(f"{self.path} has no columns of features beside {self.user!r} and {self.label!r}")
-        if "" in columns:
+
+def _read(file: Path) -> pd.DataFrame:
+    """All texts of a file, by (file, line). UserError: it is no table, has no rows, or ends in a row of totals."""
+    if file.suffix.lower() == ".parquet":
+        table = _parquet(file)
+    else:
+        found = read_csv_table(file, [])
+        table = pd.DataFrame(found.rows, columns=found.columns, index=found.lines, dtype=object)
+    if not len(table):
+        raise UserError(f"{file} has no rows")
+    names = [str(name) for name in table if name]
+    for name in names:
+        if len(several := [other for other in names if same_name(other) == same_name(name)]) > 1:
+            raise UserError(f"{file} has columns that one takes for one, {few(list(map(repr, several)))}: rename one")
+    table = table[names]  # what has no name is a row's own
+    last = table.iloc[-1]
+    for name, text in zip(names, last, strict=True):
+        if same_name(text) in TOTALS and (table[name] == text).sum() == 1:
             raise UserError(
-                f"{self.path}: the first line gives column {list(table).index('') + 1} no name: name or remove it, or "
-                "name the columns of numbers by --data.features"
+                f"{file}, line {table.index[-1]} looks like a row of totals, {text!r} in {name!r}: remove it"
             )
-        return torch.stack([self._numbers(name, table[name]) for name in columns], 1)
+    table.index = pd.MultiIndex.from_product([[str(file)], table.index])
+    return table
 
-    def _numbers(self, name: str, column: "pd.Series") -> torch.Tensor:
-        import pandas as pd
 
-        numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float32)
-        for line in column.index[~np.isfinite(numbers)]:
-            raise UserError(
-                f"{self.path}, line {line}: '{column[line]}' in the column {name!r} is no number: mend it, or name the "
-                "columns of numbers by --data.features"
-            )
-        return torch.from_numpy(numbers)
-
-    def _labels(self, table: "pd.DataFrame") -> np.ndarray:
-        import pandas as pd
-
-        self.numbers_own_classes = self.classes is None
-        found = sorted(table[self.label].unique(), key=numbers_first)
-        self.label_names = [str(name) for name in self.classes] if self.classes is not None else found
-        if unknown := [name for name in found if name not in self.label_names]:
-            raise UserError(f"{self.path} has rows of the class {few(unknown)}, which data.classes does not name")
-        return pd.Categorical(table[self.label], categories=self.label_names).codes.astype(np.int64)
+def _parquet(file: Path) -> pd.DataFrame:
+    try:
+        table = pd.read_parquet(file)
+    except ImportError as error:
+        raise UserError(f"{file} is a Parquet file, for which pandas needs pyarrow: pip install pyarrow") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read as a Parquet file: {error}") from error
+    texts = table.apply(lambda column: column.map(str, na_action="ignore")).astype(object)
+    return texts.where(table.notna(), "").set_axis(range(1, len(table) + 1))

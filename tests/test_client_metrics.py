@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
+import torchmetrics
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -143,7 +144,7 @@ def test_our_own_modules_say_it_of_every_score(name):
     held = {client: TensorDataset(x[k::3], y[k::3]) for k, client in enumerate(SIZES)}
     logged = fit(module, FederatedDataModule.from_datasets(held, 4, val_dataset=held), rounds=1).callback_metrics
     scores = {metric.split("/")[0] for metric in logged if metric.endswith("/mean_over_clients")}
-    assert scores >= set(module.higher_is_better)
+    assert scores >= {each for each, way in module.higher_is_better.items() if way is not None}
     for score in scores:
         worst = min if score in ("accuracy", "auc") else max
         of_clients = {client: logged[f"{score}/client/{client}"] for client in SIZES}
@@ -363,3 +364,30 @@ def test_validation_is_split_as_far_as_it_goes_and_a_common_set_is_not():
     trainer.validate(Logger(), datamodule=data, verbose=False)
     expected = float(held_out()["c"].tensors[0].mean()) + ROUNDS - 1
     assert float(trainer.callback_metrics["val_loss/client/c"]) == pytest.approx(expected, abs=1e-6)
+
+
+WELL, SICK = torch.zeros(3).long(), torch.ones(3).long()
+TRUE = ("AUROC", "AveragePrecision", "Recall", "F1Score", "MatthewsCorrCoef", "JaccardIndex", "LogAUC")
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores", "labels"),
+    [
+        *((f"Binary{name}", [0.2, 0.3, 0.4], WELL) for name in (*TRUE, "Precision")),  # none is said to be sick either
+        *((f"Binary{name}", [0.7, 0.8, 0.9], SICK) for name in ("AUROC", "Specificity", "NegativePredictiveValue")),
+        *((f"Multiclass{name}", [[0.6, 0.3, 0.1], [0.3, 0.4, 0.3]], torch.tensor([0, 1])) for name in TRUE[:2]),
+    ],
+)
+def test_what_torchmetrics_does_not_define_has_no_value(metric, scores, labels):
+    """Where torchmetrics says 0, or the mean of other classes, with a warning or without."""
+    made = getattr(torchmetrics.classification, metric)
+    module = torch.nn.Module()
+    module.metric = made(num_classes=3) if metric.startswith("Multi") else made()
+    copies = ClientCopies(module)
+    module.metric.update(torch.tensor(scores), labels)
+    assert copies.value(module.metric) is None
+    copies.reset()
+    half = torch.tensor([0.2, 0.9, 0.7, 0.4])
+    if metric.startswith("Binary"):
+        module.metric.update(half, torch.tensor([0, 1, 0, 1]))
+        assert copies.value(module.metric) is not None

@@ -16,12 +16,11 @@ from lit_epgan.datamodules import (
     FederatedEMNISTDataModule,
     LeafDataModule,
     StackOverflowDataModule,
-    TableDataModule,
 )
 from lit_epgan.datamodules.tff_files import TFFFile, features
 from lit_epgan.lib.errors import UserError
 from tests.refusals import assert_refused
-from tests.users_tree import SIZES, images, leaf_content, write_emnist, write_leaf, write_table
+from tests.users_tree import SIZES, images, leaf_content, write_emnist, write_leaf
 
 
 def by_writer(kind: str, folder, **options) -> FederatedDataModule:
@@ -101,11 +100,6 @@ def test_a_writer_in_two_files_is_refused_and_no_class_means_a_gap(tmp_path):
     write_leaf(tmp_path)
     (tmp_path / "all_data_2.json").write_text(json.dumps(leaf_content([FIRST])))
     assert_refused(f"{FIRST}.* in another file", LeafDataModule(str(tmp_path), batch_size=4).load)
-    # NA is Namibia; where the file has blank lines, its own numbers count
-    path = write_table(tmp_path / "table.csv", "patient,age,outcome\n\n1,2,10\n1,3,NA\n2,4,9\n")
-    data = table(path, held_out=0.0)
-    assert data.load().train["1"].tensors[1].tolist() == [1, 2]
-    assert data.label_names == ["9", "10", "NA"]
 
 
 def replaced(path, name: str, values) -> None:
@@ -148,57 +142,9 @@ def test_missing_files_are_named_with_their_place(tmp_path, monkeypatch):
         LeafDataModule(str(tmp_path), batch_size=4).load()
     with pytest.raises(UserError, match=r"place fed_emnist_train.h5 \(out of https"):
         FederatedEMNISTDataModule(str(tmp_path), batch_size=4).load()
-    assert_refused(r"there is no table .*absent.csv", TableDataModule(str(tmp_path / "absent.csv"), batch_size=4).load)
     write_emnist(tmp_path)
     monkeypatch.setitem(sys.modules, "h5py", None)
     assert_refused(r"pip install lit_epgan\[hdf5\]", FederatedEMNISTDataModule(str(tmp_path), batch_size=4).load)
-
-
-def table(path, **options) -> TableDataModule:
-    return TableDataModule(str(path), **{"user": "patient", "label": "outcome", "batch_size": 4, **options})
-
-
-def test_a_users_rows_are_its_own(tmp_path):
-    path = write_table(tmp_path / "table.csv")
-    data = table(path, held_out=0.2, clients=3).load()
-    assert len(data.train) == 3
-    for name, own in data.train.items():
-        x, y = own.tensors
-        assert x[:, 0].tolist() == [int(name) * 10 + k for k in range(4)]
-        assert x[:, 1].tolist() == [0.0, 0.5, 1.0, 1.5]
-        assert y.tolist() == [1, 0, 1, 0]  # cat is 0
-    held, _ = data.test.tensors
-    assert len(held) == 4
-    assert str(int(held[0, 0]) // 10) not in data.train
-    chosen = table(path, features=["dose"], classes=["dog", "cat", "bird"], held_out=0.0).load()
-    assert chosen.train["1"].tensors[0].shape == (4, 1)
-    assert chosen.train["1"].tensors[1].tolist() == [0, 1, 0, 1]
-    assert chosen.test is None
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "words"),
-    [
-        ("", {}, "no column 'patient': its first line names nothing"),
-        ("patient,age,outcome\n", {}, "has no rows"),
-        ('patient,age,outcome\n1,2,"cat\n', {}, "cannot be read as a CSV table in UTF-8"),
-        ("name,age,outcome\n1,2,cat\n", {}, "no column 'patient': its first line names name, age, outcome"),
-        ("patient,age,outcome\n1,2,cat\n", {"features": ["dose"]}, "no column 'dose'"),
-        ("patient,age,outcome,outcome\n1,2,cat,dog\n", {}, "more than one column 'outcome'"),
-        (",patient,age,outcome\n0,1,2,cat\n", {}, "gives column 1 no name"),
-        ("patient,age,outcome\n\n1,2,cat,\n", {}, "line 3 has 4 fields, but the first line names 3 columns"),
-        ("patient,age,outcome\n1,2\n", {}, "line 2 has 2 fields"),
-        ('patient,age,outcome\n1,2,"c\nat"\n\n2,x,cat\n', {}, "line 5: 'x' in the column 'age'"),
-        ("patient,outcome\n1,cat\n", {}, "no columns of features"),
-        ("patient,age,outcome\n1,2,cat\n1,old,cat\n", {}, "line 3: 'old' in the column 'age' is no number"),
-        ("patient,age,outcome\n1,,cat\n", {}, "line 2: '' in the column 'age'"),
-        ("patient,age,outcome\n1,inf,cat\n", {}, "line 2: 'inf' in the column 'age'"),
-        ("patient,age,outcome\n1,2,cat\n,3,cat\n", {}, "line 3: the column 'patient' is empty"),
-        ("patient,age,outcome\n1,2,cat\n2,3,cow\n", {"classes": ["cat"]}, "class cow, which data.classes"),
-    ],
-)
-def test_a_broken_table_is_one_sentence(text, options, words, tmp_path):
-    assert_refused(words, table(write_table(tmp_path / "table.csv", text), **options).load)
 
 
 @pytest.mark.parametrize(
@@ -206,14 +152,12 @@ def test_a_broken_table_is_one_sentence(text, options, words, tmp_path):
     [
         ({"clients": 0}, r"data\.clients is 0"),
         ({"held_out": 1.0}, r"data\.held_out is 1"),
-        ({"clients": 9}, "only 4 users are left of 5"),
+        ({"clients": 9}, "only 4 users are left of 4"),
     ],
 )
 def test_what_cannot_be_is_refused(options, words, tmp_path):
-    path = write_table(tmp_path / "table.csv")
-    assert_refused(words, lambda: table(path, **options).load())
-    if "9" not in str(options):
-        assert_refused(words, LeafDataModule, "nowhere", batch_size=4, **options)
+    write_leaf(tmp_path)
+    assert_refused(words, lambda: LeafDataModule(str(tmp_path), batch_size=4, **options).load())
     assert_refused(r"data\.inverted is 2", LeafDataModule, "nowhere", batch_size=4, inverted=2)
 
 

@@ -195,7 +195,7 @@ def test_classes_have_their_names_wherever_they_are_shown(tmp_path, capsys):
     """Of a user's own table; one of the classes would be computed by a spreadsheet."""
     rows = [f"{user},{k},{'=1+1' if k % 2 else 'healthy'}" for user in ("a", "b") for k in range(4)]
     (tmp_path / "t.csv").write_text("\n".join(["user,dose,label", *rows, ""]))
-    data = TableDataModule(str(tmp_path / "t.csv"), held_out=0.0, local_steps=1)
+    data = TableDataModule(str(tmp_path / "t.csv"), client="user", held_out=0.0, local_steps=1)
     data.unfederated = True
     trainer(tmp_path).fit(Mean(), datamodule=data)
     assert pd.read_csv(tmp_path / "partition.csv").columns.tolist() == ["client", "'=1+1", "healthy"]

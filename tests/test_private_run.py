@@ -1,5 +1,6 @@
 """A private run: only the protected model leaves, and it is trained as it is said to be."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -279,3 +280,22 @@ def test_what_is_promised_is_said(caplog):
     said = "\n".join(record.getMessage() for record in caplog.records)
     assert "CentralNoise: the server's model after all rounds has (" in said
     assert "what the module logs in training is left out" in said
+
+
+@pytest.mark.parametrize(("noise", "told"), [(4.4, True), (0.1, False)])
+def test_noise_that_drowns_what_few_clients_say_is_told_before_the_run(noise, told):
+    """With d numbers the noise is z sqrt(d) / 4 times as long as a sum of reports, over 4 rounds half of it."""
+    module = Regression()
+    numbers = sum(p.numel() for p in module.parameters())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        fit(module, federation(), mechanism=CentralNoise(1.0, noise), rounds=4)
+    said = [str(w.message) for w in seen if "expect nothing to be learnt" in str(w.message)]
+    assert len(said) == told
+    if told:
+        once = noise * numbers**0.5 / 4
+        assert (
+            f"the noise is {once:.2g} times as long as the sum of 4 reports can be, over all rounds {once / 2:.2g}"
+            in said[0]
+        )
+        assert "RecordNoise" in said[0]

@@ -1,9 +1,9 @@
 """Tables dealt to sites: who holds what, how they are standardised, and what is refused."""
 
-import warnings
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_breast_cancer
@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 from lit_epgan.datamodules import BreastCancerDataModule
-from lit_epgan.datamodules.client_tables import ClientRows, ClientTables, pooled_location, pooled_scale, stratified
+from lit_epgan.datamodules.client_tables import stratified
 from lit_epgan.datamodules.dealt_table import DealtTable, alike, shifted, thinned
 from lit_epgan.lib.errors import UserError
 
@@ -31,6 +31,15 @@ def tensors(data, part):
 def joined(sites):
     features, labels = zip(*sites.values(), strict=True)
     return torch.cat(features).numpy(), torch.cat(labels).numpy()
+
+
+def public(means, sds, columns=None):
+    columns = load_breast_cancer().feature_names if columns is None else columns
+    features = [
+        {"name": str(name), "kind": "number", "mean": float(mean), "sd": float(sd)}
+        for name, mean, sd in zip(columns, *(np.broadcast_to(each, len(columns)) for each in (means, sds)), strict=True)
+    ]
+    return {"features": features, "target": {"name": "label", "classes": ["benign", "malignant"]}}
 
 
 def test_stratified_and_alike_splits():
@@ -71,21 +80,6 @@ def test_classes_are_thinned_to_a_ratio(ratio, left):
     assert len(thinned(torch.zeros(7, dtype=torch.int64), 5, generator())) == 7
 
 
-def test_pooled_statistics_are_those_of_all_rows_in_one_place_but_for_columns_that_a_site_lacks():
-    rows = torch.randn(60, 3, dtype=torch.float64, generator=generator()) * torch.tensor([1.0, 5, 1e-3]) + 1e6
-    sites = [rows[:10], rows[10:35], rows[35:]]
-    location = pooled_location(sites)
-    torch.testing.assert_close(location, rows.mean(0), rtol=1e-14, atol=0)
-    torch.testing.assert_close(pooled_scale(sites, location), rows.std(0, correction=0), rtol=1e-6, atol=0)
-    rows = torch.randn(30, 2, dtype=torch.float64, generator=generator())
-    lacking = rows[10:].clone()
-    lacking[:, 1] = torch.nan
-    sites = [rows[:10], lacking]
-    location = pooled_location(sites)
-    assert float(location[1]) == pytest.approx(float(rows[:10, 1].mean()))
-    assert float(pooled_scale(sites, location)[1]) == pytest.approx(float(rows[:10, 1].std(correction=0)))
-
-
 def test_breast_cancer_has_the_papers_ratios_and_every_row_once():
     data = BreastCancerDataModule(batch_size=16).load()
     train, test = tensors(data, "train"), tensors(data, "test")
@@ -107,19 +101,19 @@ def test_sites_hold_the_tables_rows_standardised_by_the_pooled_training_rows():
     np.testing.assert_allclose(features.mean(0), 0, atol=1e-5)
     np.testing.assert_allclose(features.std(0), 1, atol=1e-5)
     table = load_breast_cancer()
-    raw = BreastCancerDataModule(batch_size=16, location=0, scale=1).load()
+    raw = BreastCancerDataModule(batch_size=16, preparation=public(0, 1)).load()
     raws, _ = joined(tensors(raw, "train"))
     published = {tuple(row): label for row, label in zip(table.data.astype(np.float32), 1 - table.target, strict=True)}
     assert [published[tuple(row)] for row in raws] == labels.tolist()
     tests, raw_tests = joined(test)[0], joined(tensors(raw, "test"))[0]
     np.testing.assert_allclose(tests, (raw_tests - raws.mean(0)) / raws.std(0), rtol=1e-3, atol=1e-3)
-    assert module.columns == list(table.feature_names)
+    assert module.preparation.inputs == list(table.feature_names)
 
 
 def test_public_numbers_take_the_place_of_pooled_statistics():
     columns = ["mean radius", "worst texture"]
-    raw = BreastCancerDataModule(batch_size=16, features=columns, location=0, scale=1).load()
-    data = BreastCancerDataModule(batch_size=16, features=columns, location=[10.0, 20], scale=[2.0, 4]).load()
+    raw = BreastCancerDataModule(batch_size=16, preparation=public(0, 1, columns)).load()
+    data = BreastCancerDataModule(batch_size=16, preparation=public([10, 20], [2, 4], columns)).load()
     raws, table = joined(tensors(raw, "train"))[0], load_breast_cancer()
     published = table.data[:, [list(table.feature_names).index(name) for name in columns]].astype(np.float32)
     assert set(map(tuple, raws)) <= set(map(tuple, published))
@@ -143,7 +137,7 @@ def test_the_table_is_classified_well_as_a_whole_but_not_by_what_a_site_learns()
 @pytest.mark.parametrize("partition", ["iid", "shifted", "dirichlet"])
 def test_the_seed_alone_decides_who_holds_what(partition):
     before = torch.get_rng_state()
-    options: dict[str, Any] = {"partition": partition, "batch_size": 16, "doubtful": "warn"}
+    options: dict[str, Any] = {"partition": partition, "batch_size": 16}
     one, again, other = (BreastCancerDataModule(split_seed=s, **options).load() for s in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
     first = joined(tensors(one, "train"))[0]
@@ -152,7 +146,7 @@ def test_the_seed_alone_decides_who_holds_what(partition):
 
 
 def test_without_a_ratio_all_rows_are_dealt_and_the_sites_are_clients_of_a_round():
-    data = BreastCancerDataModule(sites=4, partition="iid", ratio=None, batch_size=16, test_fraction=0).load()
+    data = BreastCancerDataModule(sites=4, partition="iid", ratio=None, batch_size=16, held_out=0.0).load()
     assert data.test is None
     assert np.bincount(joined(tensors(data, "train"))[1]).tolist() == [357, 212]
     module = BreastCancerDataModule(batch_size=16)
@@ -163,90 +157,14 @@ def test_without_a_ratio_all_rows_are_dealt_and_the_sites_are_clients_of_a_round
     assert sum(len(batch[1]) for batch in module.val_dataloader()) == 43 + 43 + 42
 
 
-class Given(ClientTables):
-    """Sites with the tables that a test gives them."""
-
-    def __init__(self, tables: dict[str, ClientRows], **options: Any) -> None:
-        super().__init__(batch_size=4, **options)
-        self.tables = tables
-
-    def read(self) -> dict[str, ClientRows]:
-        self.columns, self.label_names = ["age", "dose"], ["well", "ill"]
-        return self.tables
-
-
-def given(spoil=None, **options):
-    tables = {}
-    for k, name in enumerate(("mill", "dale")):
-        features = torch.randn(12, 2, dtype=torch.float64, generator=generator(k))
-        tables[name] = ClientRows(features, torch.tensor([0, 1]).repeat(6))
-    if spoil is not None:
-        tables["dale"] = spoil(tables["dale"])
-    return Given(tables, **options)
-
-
-def with_value(rows, row, column, value):
-    features = rows.features.clone()
-    features[row, column] = value
-    return ClientRows(features, rows.labels)
-
-
-BAD = {
-    "one class": (
-        lambda t: t.at(t.labels == 1),
-        "'dale': all 4 training labels are of the class 'ill'.*leave the site",
-    ),
-    "constant": (lambda t: with_value(t, slice(None), 1, 5.0), "'dale'.*same value in the column 'dose'.*features"),
-    "few": (lambda t: t.at(torch.arange(2)), "'dale': 2 training records do not.* covariance of 2 columns.*fewer"),
-    "nan": (lambda t: with_value(t, 3, 1, float("nan")), "'dale': nan in the column 'dose', row 4, is no finite"),
-    "infinite": (lambda t: with_value(t, 0, 0, float("inf")), "'dale': inf in the column 'age', row 1, is no finite"),
-    "empty": (lambda t: t.at(torch.arange(0)), "'dale' has no rows"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_data_are_one_sentence_with_site_and_column(kind):
-    spoil, words = BAD[kind]
-    with pytest.raises(UserError, match=words) as caught:
-        given(spoil).load()
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", ["one class", "constant", "few"])
-def test_doubtful_sites_are_kept_where_asked_with_a_warning(kind):
-    with pytest.warns(UserWarning, match="site 'dale'"):
-        data = given(BAD[kind][0], doubtful="warn").load()
-    assert joined(tensors(data, "train"))[0].dtype == np.float32
-    assert np.isfinite(joined(tensors(data, "train"))[0]).all()
-
-
-def test_constant_columns_become_zero_or_do_no_harm_and_good_data_no_warning():
-    module = given(doubtful="warn", test_fraction=0)  # the mean of 24 times .1 is not quite .1
-    module.tables = {name: with_value(rows, slice(None), 1, 0.1) for name, rows in module.tables.items()}
-    with pytest.warns(UserWarning, match="'dose'"):
-        np.testing.assert_allclose(joined(tensors(module.load(), "train"))[0][:, 1], 0, atol=1e-12)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert given().load().train
-    module = given(BAD["constant"][0], features=["age"])
-    assert joined(tensors(module.load(), "train"))[0].shape[1] == 1
-
-
 class Small(DealtTable):
-    def whole(self) -> ClientRows:
-        self.columns, self.label_names = ["age"], ["a", "b"]
-        return ClientRows(torch.arange(6.0).double()[:, None], torch.tensor([0, 1]).repeat(3))
+    def whole(self) -> pd.DataFrame:
+        return pd.DataFrame({"age": range(6), "label": ["a", "b"] * 3})
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: given(features=["age", "size"]).load(), "features names size, but the columns are age, dose"),
-        (lambda: given(test_fraction=1.0), "data.test_fraction is 1.0"),
-        (lambda: given(location=0), "belong together"),
-        (lambda: given(location=[1.0], scale=[1.0]).load(), "data.location has 1 numbers for 2 columns"),
-        (lambda: given(location=0, scale=0).load(), "data.scale must be finite and above 0"),
-        (lambda: given(location=[0.0, float("nan")], scale=1).load(), "data.location must be finite"),
         (lambda: BreastCancerDataModule(sites=0), "data.sites is 0"),
         (lambda: BreastCancerDataModule(ratio=[5.0]), "data.ratio has 1 numbers for 3 sites"),
         (lambda: BreastCancerDataModule(ratio=0.5), "data.ratio is 0.5"),

@@ -36,9 +36,3 @@ def write_emnist(folder: Path, file: str = "fed_emnist_train.h5") -> None:
             x, y = images(name)
             out.create_dataset(f"examples/{name}/pixels", data=x)
             out.create_dataset(f"examples/{name}/label", data=y.astype(np.int32))
-
-
-def write_table(path: Path, text: str | None = None) -> Path:
-    rows = [f"{user},{user * 10 + k},{k / 2},{'cat' if k % 2 else 'dog'}" for user in range(1, 6) for k in range(4)]
-    path.write_text("\n".join(["patient,age,dose,outcome", *rows]) + "\n" if text is None else text)
-    return path

@@ -122,7 +122,6 @@ class FederatedCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Settle the run's folder, what to resume from, the loggers' and checkpoints' places, and the strategy."""
         config = self.config[self.subcommand]
-        fit_networks(config, self._words)
         trainer = config.trainer
         if trainer.default_root_dir is None:
             trainer.default_root_dir = str(default_folder([str(path) for path in config.config or []]))
@@ -130,6 +129,7 @@ class FederatedCLI(LightningCLI):
         if self.subcommand == "fit" and is_first_rank() and not trainer.fast_dev_run:
             self._lock.enter_context(locked(folder, "--trainer.default_root_dir"))
         config.ckpt_path = self._checkpoint_for(folder, config.ckpt_path)
+        fit_networks(config, self._words, str(self.subcommand))
         self._compare_settings(config)
         if self.subcommand == "fit" and config.ckpt_path is None and not trainer.fast_dev_run:
             make_room(folder)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lit_epgan.privacy.ledger import Book, Ledger
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
+       python -m lit_epgan compare --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan federate --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan inspect --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan privacy {{show,give-back}} LEDGER
@@ -32,6 +33,7 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
   test       evaluate it on the test data
   predict    write samples of it to the run's folder
   study      methods x seeds in parallel: a table with t-tests, plots and one HTML page
+  compare    each client alone, all in one place, federated, with noise, and trees: a table by client, one page
   federate   as fit, a process for the server and one for each client, carried by NVIDIA FLARE
   inspect    look at users' data under differential privacy: groups side by side, detectors, one HTML page
   privacy    show what runs on a private data set have spent of its budget; give-back: what dead ones have reserved
@@ -52,7 +54,7 @@ inspections: {inspections}
 LIT_EPGAN_DEBUG=1 shows the traceback behind an error.
 """
 LEDGER = "python -m lit_epgan privacy {show,give-back} LEDGER"
-COMMANDS = ("fit", "validate", "test", "predict", "study", "federate", "inspect", "privacy")
+COMMANDS = ("fit", "validate", "test", "predict", "study", "compare", "federate", "inspect", "privacy")
 
 
 def main(args: list[str] | None = None) -> int:
@@ -103,6 +105,10 @@ def _run(args: list[str]) -> int:
         from lit_epgan.cli.study import study  # each command pays for its own imports only
 
         return study(args[1:])
+    if command == "compare":
+        from lit_epgan.cli.compare import compare
+
+        return compare(args[1:])
     if command == "federate":
         with importing():
             from lit_epgan.cli.federate import federate

@@ -6,11 +6,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pydoc import locate
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
-from lightning.pytorch import Callback, LightningModule, Trainer
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lit_epgan.lib import tensor_file
 from lit_epgan.lib.errors import UserError
@@ -116,23 +117,42 @@ def _processes(trainer: Namespace) -> int:
     return count * int(trainer.num_nodes)
 
 
-FOLLOWING = ("image_size", "channels", "data_shape")
-
-
-def fit_networks(config: Namespace, words: list[str]) -> None:
-    """Set the networks' ``image_size`` and ``channels``, or ``data_shape``, where ``data`` has both switches."""
-    data = (config.get("data") or Namespace()).get("init_args") or {}
-    if "image_size" not in data or "color" not in data:
+def fit_networks(config: Namespace, words: list[str], subcommand: str) -> None:
+    """Let the networks take what ``data`` gives: set ``image_size`` and ``channels``, or ``data_shape``, where it has
+    switches of images; ``data_shape`` and the head's ``out_features``, where it finds them in a table."""
+    data = config.get("data") or Namespace()
+    arguments = data.get("init_args") or {}
+    model = config.get("model") or Namespace()
+    if "image_size" in arguments and "color" in arguments:
+        channels, size = 3 if arguments["color"] == "rgb" else 1, arguments["image_size"]
+        wanted = {"image_size": size, "channels": channels, "data_shape": [channels, size, size]}
+        told = f"The networks take images of {channels} x {size} x {size}, as data.color and data.image_size say."
+        instead, outputs = "give --data.image_size and --data.color instead", {}
+    elif hasattr(locate(data.get("class_path") or ""), "data_shape"):
+        table = _table(data, config.ckpt_path if subcommand != "fit" else None)
+        wanted, outputs = {"data_shape": table.data_shape}, {"out_features": table.outputs}
+        told = f"The network takes {table.data_shape[0]} inputs and gives {table.outputs}, as the table's columns say."
+        instead = "leave it out"
+    else:
         return
     for word in words:
         key = word.split("=")[0].lstrip("-")
-        if key.startswith("model.") and key.rpartition(".")[2] in FOLLOWING:
-            raise UserError(f"{key} follows the data: give --data.image_size and --data.color instead.")
-    channels, size = 3 if data["color"] == "rgb" else 1, data["image_size"]
-    wanted = {"image_size": size, "channels": channels, "data_shape": [channels, size, size]}
-    changed = [_set(arguments, wanted) for arguments in _networks(config.get("model"))]
+        if key.startswith("model.") and key.rpartition(".")[2] in {**wanted, **outputs}:
+            raise UserError(f"{key} follows the data: {instead}.")
+    changed = [_set(arguments, wanted) for arguments in _networks(model)]
+    changed.append(_set((model.get("init_args.head") or Namespace()).get("init_args") or Namespace(), outputs))
     if any(changed):
-        say(f"The networks take images of {channels} x {size} x {size}, as data.color and data.image_size say.")
+        say(told)
+
+
+def _table(data: Namespace, checkpoint: str | None) -> Any:
+    """The data module of a table; its columns are prepared as the checkpoint's model had them."""
+    if checkpoint is not None:
+        name = data.class_path.rpartition(".")[2]
+        data.init_args.preparation = tensor_file.outline(checkpoint).get(name, {}).get("preparation")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(LightningDataModule, "data")
+    return parser.instantiate_classes(Namespace(data=data)).data
 
 
 def _networks(part: Any) -> Iterator[Namespace]:

@@ -147,6 +147,16 @@ class Mechanism:
         none. ``delta``: for which it is stated; by default the mechanism's."""
         return None
 
+    def drowned(self, numbers: int, clients: float, rounds: int) -> str | None:
+        """A sentence where its noise is longer than what clients can say together; None where it is not, or not known.
+
+        Args:
+            numbers: that a report has.
+            clients: who take part in a round.
+            rounds: how many there are.
+        """
+        return None
+
     def guarantee(self) -> str | None:
         """What holds when all that is planned has been done, in a sentence; None if nothing is promised."""
         return None

@@ -1,12 +1,12 @@
 """What a mechanism does around a fit: what a private one silences and refuses, how it begins and ends."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lit_epgan.datamodules.base import FederatedDataModule
@@ -189,6 +189,12 @@ class MechanismInFit:
         """
         if self.mechanism is None:
             return
+        if (self.by_user or self.by_record) and datamodule.released and not datamodule.unprotected_sums:
+            raise UserError(
+                f"{datamodule.released} are sums of the clients' records, which {type(self.mechanism).__name__} does "
+                "not hide: give --data.preparation FILE with ranges and levels that are known without them "
+                "(docs/getting-started.md#tables), or accept it by --data.unprotected_sums true"
+            )
         if self.by_user:
             refuse_what_tells(datamodule, tensors, optimizer_state)
         self._local = drawn_by_coins(datamodule, self.mechanism.noise_seed) if self.by_record else None
@@ -233,6 +239,13 @@ class MechanismInFit:
             self._begun.append(each)
             if (promised := each.guarantee()) is not None:
                 rank_zero_info(f"{type(each).__name__}: {promised}")
+        if self.mechanism in at_work and self.mechanism is not None:
+            cohort = float(clients)
+            numbers = sum(p.numel() for p in trainer.lightning_module.parameters() if p.requires_grad)
+            with suppress(UserError):  # a sampler without a rate
+                cohort *= sampler.rate(clients)
+            if (warning := self.mechanism.drowned(numbers, cohort, len(rounds))) is not None:
+                rank_zero_warn(warning)
 
     def end(self) -> None:
         """Nothing more is released: also where a run breaks off, so that what it has reserved is free again."""

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,22 +30,29 @@ class CsvTable:
 
 def read_csv_table(file: Path, needed: Sequence[str], any_case: bool = False) -> CsvTable:
     """Read a CSV file in UTF-8 whose first line names the columns, those of ``needed`` among them, in upper case or
-    lower where ``any_case``. Blanks around a field are left out, as are empty rows. UserError: it is no such table, a
-    column is missing or there twice, a row has too few fields or too many, or one under no name, but for the first."""
+    lower where ``any_case``. Commas part the fields, or semicolons, tabs or bars where the first line has more of
+    these. Blanks around a field are left out, as are empty rows. UserError: it is no such table, a column is missing or
+    there twice, a row has too few fields or too many, or one under no name, but for the first."""
     lines, rows = [], []
     try:
         with file.open(newline="", encoding="utf-8-sig") as text:
-            reader = csv.reader(text, strict=True)
+            first, skipped = text.readline(), 0
+            if told := re.fullmatch(r"sep=(.)\s*", first):  # as Excel says it
+                skipped = 1
+            else:
+                text.seek(0)
+            outside = re.sub(r'"[^"]*"', "", first)
+            reader = csv.reader(text, strict=True, delimiter=told[1] if told else max(",;\t|", key=outside.count))
             columns = [name.strip().lower() if any_case else name.strip() for name in next(reader, [])]
             _check_columns(file, columns, needed)
-            line = reader.line_num + 1
+            line = reader.line_num + 1 + skipped
             for row in reader:
                 fields = [field.strip() for field in row]
                 if any(fields):
                     _check_length(f"{file}, line {line}", fields, columns)
                     lines.append(line)
                     rows.append(fields)
-                line = reader.line_num + 1
+                line = reader.line_num + 1 + skipped
     except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise UserError(f"{file} cannot be read as a CSV table in UTF-8: {error}.") from error
     return CsvTable(columns, lines, rows)

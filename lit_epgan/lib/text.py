@@ -49,6 +49,20 @@ def few(names: Collection[str], most: int = 5, between: str = ", ") -> str:
     return f"{first} and {len(names) - most} more" if len(names) > most else first
 
 
+def same_name(text: str) -> str:
+    """What two names have in common that a person reads as one: case, blanks, and characters of one look."""
+    seen = (each for each in unicodedata.normalize("NFKC", text) if unicodedata.category(each) != "Cf")
+    return unicodedata.normalize("NFC", " ".join("".join(seen).split()).casefold())
+
+
+def in_order(text: str) -> tuple[int, float, str]:
+    """A key to sort levels and classes by: numbers first, -1 before 1 and 2 before 10."""
+    try:
+        return (0, float(text), text)
+    except ValueError:
+        return (1, 0.0, same_name(text))
+
+
 def meant(name: str, known: Collection[str], otherwise: str, before: str = "", cutoff: float = 0.6) -> str:
     """``did you mean digits?``, with the known name most like ``name`` after ``before``; ``otherwise`` if none is."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)

@@ -39,7 +39,7 @@ class SuffiAE(Classifier):
         optimizer: of all parameters.
     """
 
-    higher_is_better: ClassVar[Mapping[str, bool]] = {**Classifier.higher_is_better, "reconstruction": False}
+    higher_is_better: ClassVar[Mapping[str, bool | None]] = {**Classifier.higher_is_better, "reconstruction": False}
 
     def __init__(
         self,

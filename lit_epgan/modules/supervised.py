@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import AUROC, AveragePrecision, CalibrationError, Metric
 
 from lit_epgan.lib.errors import UserError
 
@@ -31,7 +32,7 @@ class Supervised(LightningModule, ABC):
         UserError: both say their widths, and the head takes another than the backbone gives.
     """
 
-    higher_is_better: ClassVar[Mapping[str, bool]] = {}
+    higher_is_better: ClassVar[Mapping[str, bool | None]] = {}
 
     def __init__(self, backbone: nn.Module, head: nn.Module, optimizer: OptimizerCallable = torch.optim.SGD) -> None:
         super().__init__()
@@ -52,6 +53,10 @@ class Supervised(LightningModule, ABC):
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """What is predicted of outputs (rows, outputs), as columns (rows,) by name."""
+        return self.answers(outputs)
+
+    def answers(self, outputs: Tensor) -> dict[str, Tensor]:
+        """All that outputs (rows, outputs) say of a record, as columns (rows,) by name."""
         return {f"output_{k}": column for k, column in enumerate(outputs.flatten(1).unbind(1))}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -60,8 +65,10 @@ class Supervised(LightningModule, ABC):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self._evaluate(batch)
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:
+    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        """Log scores; the targets and what is answered, as columns (rows,) by name, for ``TestedRecords``."""
         self._evaluate(batch)
+        return {"target": batch[1].flatten(), **self.answers(self(batch[0]))}
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """What is predicted of a batch, as columns (rows,) by name."""
@@ -85,7 +92,7 @@ def check_fit(backbone: nn.Module, head: nn.Module) -> None:
 class Regression(Supervised):
     """Minimises mean squared error; logs it in evaluation as ``mse``."""
 
-    higher_is_better: ClassVar[Mapping[str, bool]] = {"mse": False}
+    higher_is_better: ClassVar[Mapping[str, bool | None]] = {"mse": False}
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean squared error of outputs and targets of one shape (rows, ...)."""
@@ -95,16 +102,90 @@ class Regression(Supervised):
         return {"mse": F.mse_loss(outputs, targets)}
 
 
-class Classifier(Supervised):
-    """Minimises the cross-entropy of logits (rows, classes) and labels; logs it in evaluation, and the accuracy."""
+class MajorityRate(Metric):
+    """The share of the most frequent class among the labels: the accuracy of who always answers it.
 
-    higher_is_better: ClassVar[Mapping[str, bool]] = {"accuracy": True, "cross_entropy": False}
+    Args:
+        classes: how many there are.
+    """
+
+    higher_is_better = None
+    full_state_update = False
+    counts: Tensor
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.add_state("counts", torch.zeros(classes), dist_reduce_fx="sum")
+
+    def update(self, scores: Tensor, targets: Tensor) -> None:
+        """Count labels, int64 (rows,)."""
+        self.counts += targets.bincount(minlength=len(self.counts))
+
+    def compute(self) -> Tensor:
+        return self.counts.max() / self.counts.sum()
+
+
+class Classifier(Supervised):
+    """Minimises the cross-entropy of logits (rows, classes) and labels; logs it in evaluation, and the accuracy.
+
+    ``test`` logs more: ``auroc`` and ``average_precision`` (of the second of two classes; of several classes the means
+    over classes), ``calibration_error`` (expected, 15 bins) and ``majority``, the share of the most frequent class.
+
+    Args:
+        balanced: whether a record of class c weighs n / (C n_c), where the data module tells its ``class_weights``. The
+            probabilities are then no longer calibrated.
+        supervised: settings of ``Supervised``.
+    """
+
+    higher_is_better: ClassVar[Mapping[str, bool | None]] = {"accuracy": True, "cross_entropy": False, "majority": None}
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: nn.Module,
+        optimizer: OptimizerCallable = torch.optim.SGD,
+        balanced: bool = False,
+    ) -> None:
+        super().__init__(backbone, head, optimizer)
+        self.balanced = balanced
+        self._weights: Tensor | None = None
+
+    def on_test_start(self) -> None:
+        """Make the metrics of a test."""
+        classes = getattr(self.head, "out_features", None)
+        if not isinstance(classes, int) or classes < 2:
+            return
+        task: dict[str, Any] = {"task": "binary"} if classes == 2 else {"task": "multiclass", "num_classes": classes}
+        metrics = {
+            "auroc": AUROC(**task),
+            "average_precision": AveragePrecision(**task),
+            "calibration_error": CalibrationError(**task),
+            "majority": MajorityRate(classes),
+        }
+        self.test_metrics = nn.ModuleDict(metrics).to(self.device)
+
+    def answers(self, outputs: Tensor) -> dict[str, Tensor]:
+        """The probability of each class."""
+        return {f"class_{k}": column for k, column in enumerate(outputs.softmax(1).unbind(1))}
+
+    def test_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        answered = super().test_step(batch, batch_idx)
+        probabilities = torch.stack([answered[f"class_{k}"] for k in range(len(answered) - 1)], 1)
+        for name, metric in getattr(self, "test_metrics", {}).items():
+            metric.update(probabilities[:, 1] if probabilities.shape[1] == 2 else probabilities, batch[1])
+            self.log(name, metric, on_epoch=True, batch_size=len(batch[1]))
+        return answered
 
     def on_fit_start(self) -> None:
         """Refuse labels beyond the head's outputs, where the data module says which there are."""
         outputs = getattr(self.head, "out_features", None)
         data = getattr(self.trainer.datamodule, "data", None)  # type: ignore[attr-defined]
         labels = getattr(data, "labels", None) or {}
+        if self.balanced:
+            weights = getattr(self.trainer.datamodule, "class_weights", None)  # type: ignore[attr-defined]
+            if weights is None:
+                raise UserError("model.balanced needs a data module that tells its class_weights, as tables do")
+            self._weights = torch.as_tensor(weights).to(next(self.parameters()))
         greatest = max((int(of_client.max()) for of_client in labels.values() if len(of_client)), default=-1)
         if isinstance(outputs, int) and greatest >= outputs:
             raise UserError(
@@ -113,8 +194,10 @@ class Classifier(Supervised):
             )
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The cross-entropy of logits (rows, classes) and labels, int64 (rows,)."""
-        return F.cross_entropy(outputs, targets)
+        """The cross-entropy of logits (rows, classes) and labels, int64 (rows,); each row by its class's weight."""
+        if self._weights is None or not self.training:
+            return F.cross_entropy(outputs, targets)
+        return (self._weights[targets] * F.cross_entropy(outputs, targets, reduction="none")).mean()
 
     def predictions(self, outputs: Tensor) -> dict[str, Tensor]:
         """Of logits (rows, classes) the most probable ``class``, int64 (rows,), and its ``probability``, in [0, 1]."""

@@ -1,5 +1,6 @@
 """Differential privacy for users around any algorithm, by a server that is trusted to add the noise."""
 
+import math
 import secrets
 from collections.abc import Sequence
 
@@ -249,6 +250,19 @@ class CentralNoise(Mechanism):
         where = self._payments.told(self.delta, self.relation)
         what = f"{' and '.join(map(str, made))}, {self._how()}"
         return f"the server's model after all rounds has {price}: {what}.{where}{seeded}"
+
+    def drowned(self, numbers: int, clients: float, rounds: int) -> str | None:
+        """Where the noise of all rounds, sqrt(T) z S sqrt(d), is longer than T sums of K reports, of T K S at most."""
+        assert self._planned is not None, "begin comes first"
+        once = self._planned.noise_multiplier * math.sqrt(numbers) / max(clients, 1)
+        lasting = once / math.sqrt(max(rounds, 1))
+        if lasting <= 1:
+            return None
+        return (
+            f"{type(self).__name__}: in each round the noise is {once:.2g} times as long as the sum of {clients:.3g} "
+            f"reports can be, over all rounds {lasting:.2g} times: expect nothing to be learnt. Few clients can hide "
+            "their records: RecordNoise (--config algorithms/record_noise.yaml)"
+        )
 
     def _how(self) -> str:
         assert self._planned is not None
