@@ -25,7 +25,7 @@ demo: $(READY)
 
 # three workers for two cores: slow tests wait for processes of their own; with four, those of several ranks take five times as long
 test: $(READY)
-	$(ONE_THREAD) $(RUN) -m pytest -n 3
+	$(ONE_THREAD) $(RUN) -m pytest -n 3 --dist worksteal
 
 quick: $(READY)
 	$(ONE_THREAD) $(RUN) -m pytest -n 2 -m "not slow"

@@ -17,6 +17,12 @@ def pytest_addoption(parser):
     parser.addoption("--accelerator", default="cpu", help="cpu, or gpu where there is one: where configurations train")
 
 
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first, so that no worker is left alone with one in the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 settings.register_profile("untimed", deadline=None)  # how long an example takes says nothing on a busy machine
 settings.load_profile("untimed")
 

@@ -266,7 +266,20 @@ SMALL = {
     "gpu_simulation.py": [
         *("--device", "cpu", "--models", "MLP 3k", "--clients", "100", "--rounds", "2", "--repeats", "1")
     ],
-    "gpu.py": ["--width", "8", "--batch", "4", "--generators", "2", "--steps", "4", "--accelerator", "cpu"],
+    "gpu.py": [
+        "--width",
+        "8",
+        "--batch",
+        "4",
+        "--generators",
+        "2",
+        "--steps",
+        "2",
+        "--clients",
+        "2",
+        "--accelerator",
+        "cpu",
+    ],
     "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
 }
 SHORT = {"private_task": {"EPOCHS": 1, "ROUNDS": 2, "WRITERS": 68, "COHORT": 34}}  # what no option says
