@@ -252,7 +252,10 @@ def test_a_command_lines_checkpoint_rebuilds_the_prior(tmp_path, monkeypatch):
     command_line.trainer.fit_loop.max_epochs = 1
     command_line.trainer.fit(command_line.model, Batches([torch.randn(8, 1, 8, 8)] * 2))
     command_line.trainer.save_checkpoint(tmp_path / "gan.ckpt")
-    loaded = GAN.load_from_checkpoint(tmp_path / "gan.ckpt")
+    generator, discriminator = MLPGenerator(hidden=[8], members=3), MLPDiscriminator(hidden=[8])
+    prior = HistoryPrior(size=2, every=1)
+    given = {"generator": generator, "discriminator": discriminator, "prior": prior}
+    loaded = GAN.load_from_checkpoint(tmp_path / "gan.ckpt", **given)
     assert loaded.prior.snapshots.filled.tolist() == [1, 1]
     assert torch.equal(*(m.prior.snapshots.vectors for m in (command_line.model, loaded)))
 

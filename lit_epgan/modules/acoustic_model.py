@@ -6,7 +6,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -83,8 +82,7 @@ class AcousticModel(Recogniser):
     ) -> None:
         super().__init__()
         within("(0, inf)", "model", lr=lr)
-        # a network given as an object has no place in a checkpoint's hyperparameters; a CLI gives its configuration
-        self.save_hyperparameters(ignore=["network"] if _given_hyperparameters.get() is None else [])
+        self.save_hyperparameters(ignore=["network"])
         self.network, self.lr, self.betas, self.lr_decay = network, lr, (betas[0], betas[1]), lr_decay
 
     def scores(self, x: Tensor) -> Tensor:
@@ -169,8 +167,6 @@ class SpeechGAN(Recogniser, GAN):
         **gan: Any,
     ) -> None:
         super().__init__(generator, discriminator, **gan)
-        if isinstance(self.hparams.get("network"), nn.Module):  # as in GAN: objects have no place in a checkpoint's
-            self.hparams.pop("network")
         above(0, "model", gan_weight=gan_weight)
         if not hasattr(discriminator, "features"):
             raise UserError("the model's discriminator has no features: take lit_epgan.networks.SRUDiscriminator.")

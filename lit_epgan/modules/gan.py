@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from lightning.pytorch.core.mixins.hparams_mixin import _given_hyperparameters
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -181,9 +180,7 @@ class GAN(Sampling):
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
-        # networks given as objects have no place in a checkpoint's hyperparameters; a CLI gives their configuration
-        objects = ["generator", "discriminator", "prior"] if _given_hyperparameters.get() is None else []
-        self.save_hyperparameters(ignore=objects)
+        self.save_hyperparameters(ignore=["generator", "discriminator", "prior", "network"])
         self.automatic_optimization = False
         self.objective = named_objective(objective)
         self.lr, self.lr_discriminator = lr, lr if lr_discriminator is None else lr_discriminator
