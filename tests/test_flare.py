@@ -334,6 +334,8 @@ def test_the_page_followed_to_the_letter_works(tmp_path, monkeypatch, capsys):
     processes.append(spawned(tmp_path / HOST, words("--server")))
     try:
         code = processes[-1].wait(300)
+        processes.append(spawned(tmp_path / HOST, words("--evaluate")))
+        assert processes[-1].wait(300) == 0, (tmp_path / HOST / "terminal.log").read_text()
     finally:
         for process in processes:
             process.terminate()
@@ -344,6 +346,8 @@ def test_the_page_followed_to_the_letter_works(tmp_path, monkeypatch, capsys):
     rows = list(csv.DictReader((tmp_path / HOST / "runs/hospital/contributions.csv").open()))
     assert len(rows) == 60
     assert {row["counted"] for row in rows} == {"1"}
+    (overall,) = csv.DictReader((tmp_path / HOST / "runs/hospital/evaluation/evaluation.csv").open())
+    assert (overall["client"], overall["records"]) == ("overall", "9")
     shutil.copy(tmp_path / HOST / "runs/hospital/checkpoints/last.ckpt", tmp_path / "north")
     enter(tmp_path / "north", monkeypatch)
     assert main(words("--ckpt_path last.ckpt")) == 0

@@ -130,9 +130,9 @@ class Sums(Callback):
 
 def summing(metric: Metric) -> dict[str, Tensor] | None:
     """A metric's states; None unless all of them sum."""
-    states = metric.metric_state
-    alike = all(metric._reductions[name] is dim_zero_sum and isinstance(t, Tensor) for name, t in states.items())
-    return states if alike else None
+    found = {name: state for name, state in metric.metric_state.items() if isinstance(state, Tensor)}
+    alike = len(found) == len(metric.metric_state) and all(metric._reductions[name] is dim_zero_sum for name in found)
+    return found if alike else None
 
 
 def metrics(found: Mapping[str, Tensor], module: torch.nn.Module) -> dict[str, float]:
@@ -189,7 +189,8 @@ def take_part(words: list[str]) -> int:
     if where is None:
         raise UserError("evaluate is what `federate --evaluate` starts; one process evaluates by `test`")
     described = Evaluated(["fit", *words])
-    names = described.clients()
+    described.datamodule.prepare_data()
+    described.datamodule.setup("fit")
     federation, module, folder = described.federation, described.model, described.folder
     refuse_private(federation.mechanism, federation.local)
     module.configure_model()

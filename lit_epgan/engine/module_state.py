@@ -221,7 +221,7 @@ CLIENTS = "/clients"  # in a total beside a buffer whose shape the server does n
 EVERYBODY = PREFIX + CLIENTS  # how many have sent anything
 
 
-def heads(report: Report) -> dict[str, Term]:
+def heads(report: Report) -> Report:
     """What the server itself adds to a client's report: that it is one client's."""
     grown = [name for name in report if AS in name and not name.endswith("/weight")]
     return {name + CLIENTS: Count(1.0) for name in grown} | {EVERYBODY: Count(1.0)}

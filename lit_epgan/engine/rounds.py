@@ -17,6 +17,7 @@ from lit_epgan.engine.collectives import all_reduce, gather_objects, rank, ranks
 from lit_epgan.engine.divergence import Causes, ReportNorms, largest_norm, overflowing
 from lit_epgan.engine.mechanisms import MASKS, NOISE, Mechanism, refuse_buffers, refuse_counts, refuse_single_reports
 from lit_epgan.engine.messages import (
+    AS,
     MOST,
     TIED,
     Aggregator,
@@ -38,7 +39,7 @@ from lit_epgan.engine.messages import (
     shapes_declared,
     shapes_told,
 )
-from lit_epgan.engine.module_state import AS, PREFIX, ModuleState, heads
+from lit_epgan.engine.module_state import PREFIX, ModuleState, heads
 from lit_epgan.engine.private import Private, PrivateStates
 from lit_epgan.engine.runner import WEIGHT, Answer
 from lit_epgan.engine.samplers import Everyone, Sampler
