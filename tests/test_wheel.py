@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from setuptools import build_meta
 
 ROOT = Path(__file__).parent.parent
@@ -130,3 +131,14 @@ def test_what_is_installed_here_claims_one_name(tmp_path):
     assert [path for path in found.stdout.split() if Path(path).is_relative_to(ROOT) and ".venv" not in path] == [
         str(ROOT / "lit_epgan" / "__init__.py")
     ]
+
+
+def test_release_files_ask_for_commands_that_there_are():
+    files = sorted((ROOT / ".github").rglob("*.yaml")) if (ROOT / ".github").is_dir() else []
+    assert {path.name for path in files} == {"ci.yaml", "release.yaml"}
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.M))
+    for path in files:
+        steps = [step for job in yaml.safe_load(path.read_text())["jobs"].values() for step in job["steps"]]
+        words = "\n".join(step.get("run", "") for step in steps)
+        assert set(re.findall(r"^make (\w+)", words, re.M)) <= targets
+        assert all((ROOT / script).is_file() for script in re.findall(r"^(\.ci/\w+)", words, re.M))
