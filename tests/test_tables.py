@@ -364,6 +364,7 @@ def test_private_runs_refuse_sums_and_take_ranges(tmp_path):
     assert np.isin(x[:, 0].numpy().round(4), raw.astype(np.float32).round(4)).all()
 
 
+@pytest.mark.slow
 def test_fit_test_and_predict_need_no_more_than_a_path_and_a_label(tmp_path, monkeypatch, capsys):
     """The width and the classes follow the table; what was fitted goes with the checkpoint to other rows."""
     monkeypatch.chdir(tmp_path)
@@ -391,6 +392,7 @@ def test_fit_test_and_predict_need_no_more_than_a_path_and_a_label(tmp_path, mon
     assert "model.backbone.data_shape follows the data: leave it out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_number_is_predicted_in_its_own_unit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "h").mkdir()

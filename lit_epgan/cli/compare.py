@@ -219,7 +219,7 @@ def bagged_trees(data: "FederatedDataModule", seeds: Sequence[int]) -> Tested | 
                 parts[name] = parts[name] + len(y) / total * answers
         tables = []
         for name, (_, y) in tests.items():
-            columns = {f"{'output' if y.ndim == 2 else 'class'}_{k}": each for k, each in enumerate(parts[name].T)}  # type: ignore[attr-defined]
+            columns = {f"{'output' if y.ndim == 2 else 'class'}_{k}": each for k, each in enumerate(parts[name].T)}
             tables.append(pd.DataFrame({"client": csv_cell(name), "target": y.squeeze(), **columns}))
         found.append(pd.concat(tables))
     return found
