@@ -43,7 +43,8 @@ CLASS = "class"
 class PredictionWriter(OneWriter):
     """Writes what ``predict_step`` returns to the run's ``predictions.csv``, one row a record, in the data's order.
 
-    The first columns are ``record``, its number from 0; where they are known, ``split``, test or val, and ``client``.
+    The first columns are ``record``, its number from 0; where they are known, ``split``, test, val or unlabelled,
+    ``client``, and ``row``, the file and the line.
     The others are what ``predict_step`` returns: tensors (rows,) by the columns' names, or one tensor (rows,) or
     (rows, outputs), whose columns are ``output_0``, ``output_1``, ... Where classes have names, ``name`` follows
     ``class``.
@@ -61,6 +62,8 @@ class PredictionWriter(OneWriter):
             outputs = datamodule.in_units(outputs)
         columns = {name: column.tolist() for name, column in _columns(outputs, pl_module).items()}
         for values in zip(*columns.values(), strict=True):
+            if isinstance(datamodule, ClientTables):
+                known["row"] = csv_cell(datamodule.places[len(self.collected)])
             self.collected.append({"record": len(self.collected), **known, **dict(zip(columns, values, strict=True))})
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

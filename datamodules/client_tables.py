@@ -78,6 +78,7 @@ class ClientTables(FederatedDataModule):
     Attributes:
         preparation: what has become of the columns, known once the data are loaded.
         label_names: the classes in the order of their numbers, known then, too.
+        places: where each row stands that ``predict`` predicts, in their order.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class ClientTables(FederatedDataModule):
             self.given = Preparation.read(*_content(preparation))
         self.label_names: list[str] = []
         self._found: list[str] = []
+        self.places: list[str] = []
         self._unlabelled: dict[str, TensorDataset] = {}
 
     def read(self) -> dict[str, pd.DataFrame]:
@@ -175,6 +177,9 @@ class ClientTables(FederatedDataModule):
             for n, own in clients.items()
             if len(own.held_out)
         }
+        predicted = [(own, own.unlabelled if self._unlabelled else own.held_out) for own in clients.values()]
+        where = [next(iter(own.columns.values())).where for own, _ in predicted]
+        self.places = [at(row) for at, (_, rows) in zip(where, predicted, strict=True) for row in rows.tolist()]
         return ClientData(
             train={n: TensorDataset(inputs[n][own.train], targets[n][own.train]) for n, own in clients.items()},
             val=test or None,

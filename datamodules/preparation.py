@@ -398,7 +398,7 @@ def _feature(name: str, sums: Sequence[ColumnSums], clients: int, kind: Kind | N
         if moments.constant and not missing:
             return "the same value everywhere"
         if asked is None and kind == "number" and _numbers_rows(sums, present):
-            return "numbers rows or people; to use it all the same: data.kinds"
+            return "whole numbers that name rows or people; to use them: data.kinds"
         return Feature(name, kind, moments.mean, 1.0 if moments.constant else moments.sd, missing=missing)
     texts = Counter[str]()
     for each in sums:

@@ -147,6 +147,7 @@ def said(data):
 
 LABELS = {  # of one client, of another, the names, the first one's numbers
     "minus one": (["-1", "1", "1"], ["1", "-1", "-1"], ["-1", "1"], [0, 1, 1]),
+    "minus two": (["-2", "1", "1"], ["1", "-2", "-2"], ["-2", "1"], [0, 1, 1]),
     "as floats": (["0", "1", "1"], ["1.0", "0.0", ""], ["0", "1"], [0, 1, 1]),
     "ten": (["2", "10", "9"], ["9", "2", "2"], ["2", "9", "10"], [0, 2, 1]),
     "missing": (["no", "NA", "yes"], ["?", "null", "yes"], ["no", "yes"], [0, 1]),
@@ -221,9 +222,9 @@ def test_there_is_no_table(tmp_path):
     assert_refused("data.client is 'died', which is the label", TableDataModule, client="died", label="died")
 
 
-def rows(n, shift=0.0, ward="icu"):
+def rows(n, shift=0.0, ward="icu", scale=1.0):
     generator = np.random.default_rng(n)
-    lines = [f"{x:.3f},{ward if k % 3 else 'er'},{k % 2}" for k, x in enumerate(generator.normal(shift, 1, n))]
+    lines = [f"{x:.3f},{ward if k % 3 else 'er'},{k % 2}" for k, x in enumerate(generator.normal(shift, scale, n))]
     return "weight,ward,died\n" + "\n".join(lines)
 
 
@@ -231,6 +232,10 @@ NAMED = {
     "units": (
         {"a": rows(30, 70), "b": rows(31, 70), "c": rows(32, 154)},
         "'weight' may have other units at c: its mean is",
+    ),
+    "pounds": (
+        {"a": rows(30, 70, scale=15), "b": rows(31, 70, scale=15), "c": rows(32, 154, scale=33)},
+        "'weight' may have other units at c",
     ),
     "same units": ({"a": rows(30, 70), "b": rows(31, 71), "c": rows(32, 70)}, ""),
     "level": ({"a": rows(30), "b": rows(31), "c": rows(32, ward="i c u")}, "one client alone has 'i c u' (c)"),
@@ -313,6 +318,20 @@ def classifier(data):
     return Classifier(MLPBackbone(data.data_shape, [4]), torch.nn.Linear(4, data.outputs))
 
 
+def test_balanced_classes_weigh_alike(tmp_path):
+    data = loaded(folder(tmp_path, a=labelled(*"0001" * 5), b=labelled(*"0001" * 5)), batch_size=64)
+    module = classifier(data)
+    module.balanced = True
+    quiet(tmp_path, max_epochs=1, callbacks=[FederationCallback()], enable_checkpointing=False).fit(
+        module, datamodule=data
+    )
+    outputs, y = torch.randn(8, 2), torch.tensor([0, 0, 0, 1] * 2)
+    each = torch.nn.functional.cross_entropy(outputs, y, reduction="none")
+    expected = 0.5 * each[y == 0].mean() + 0.5 * each[y == 1].mean()
+    assert float(module.train().loss(outputs, y)) == pytest.approx(float(expected))
+    assert float(module.eval().loss(outputs, y)) == pytest.approx(float(each.mean()))
+
+
 def quiet(tmp_path, **options):
     return Trainer(
         default_root_dir=tmp_path, logger=False, enable_progress_bar=False, enable_model_summary=False, **options
@@ -345,6 +364,7 @@ def test_private_runs_refuse_sums_and_take_ranges(tmp_path):
     assert np.isin(x[:, 0].numpy().round(4), raw.astype(np.float32).round(4)).all()
 
 
+@pytest.mark.slow
 def test_fit_test_and_predict_need_no_more_than_a_path_and_a_label(tmp_path, monkeypatch, capsys):
     """The width and the classes follow the table; what was fitted goes with the checkpoint to other rows."""
     monkeypatch.chdir(tmp_path)
@@ -361,7 +381,7 @@ def test_fit_test_and_predict_need_no_more_than_a_path_and_a_label(tmp_path, mon
     assert tested["majority"].tolist() == [0.5, 0.5]
     assert main(["predict", *words, "h"]) == 0
     first = pd.read_csv("runs/table_classifier/predictions.csv")
-    assert first[["split", "client"]].to_numpy().tolist() == [["unlabelled", "b"]]
+    assert first[["split", "client", "row"]].to_numpy().tolist() == [["unlabelled", "b", "h/b.csv, line 43"]]
     (tmp_path / "new").mkdir()
     folder(tmp_path / "new", c="ward,weight\ner,0.3\nnowhere,\n")
     assert main(["predict", *words, "new"]) == 0
@@ -372,6 +392,7 @@ def test_fit_test_and_predict_need_no_more_than_a_path_and_a_label(tmp_path, mon
     assert "model.backbone.data_shape follows the data: leave it out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_number_is_predicted_in_its_own_unit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "h").mkdir()

@@ -62,7 +62,8 @@ def compare(args: list[str]) -> int:
         data.setup("fit")
         records = {name: client.records or 0 for name, client in zip(data.client_names, data.clients, strict=True)}
         alone = sorted(records, key=lambda name: -records[name])[:MOST_ALONE]
-        failed = _train(_methods(options, settings, ["pooled", "fedyogi", "noise", *alone]), options, console)
+        others = _methods(options, settings, ["pooled", "fedyogi", "noise", *alone], data.released)
+        failed = _train(others, options, console)
         tested = _records(output, options.seeds, alone)
         if (trees := bagged_trees(data, options.seeds)) is not None:
             tested["trees"] = trees
@@ -95,11 +96,14 @@ def _settings(words: list[str]) -> dict[str, str]:
     return settings
 
 
-def _methods(options: argparse.Namespace, given: Mapping[str, str], names: Sequence[str]) -> list[Method]:
-    """What is run: methods by their names in ``TITLES``; any other name is that of a client that trains alone."""
+def _methods(
+    options: argparse.Namespace, given: Mapping[str, str], names: Sequence[str], released: str = ""
+) -> list[Method]:
+    """What is run: methods by their names in ``TITLES``; any other name is that of a client that trains alone.
+    ``released`` is the data module's: what noise does not cover."""
     own, ledger = [find_config(name) for name in options.config], _output(options) / "ledger.jsonl"
     noise = {"federation.mechanism.target_epsilon": 3, "federation.mechanism.ledger": str(ledger.absolute())}
-    if any(path.stem.startswith("table") for path in own):
+    if released:
         noise["data.unprotected_sums"] = True
     extra: dict[str, tuple[list[str], dict[str, Any]]] = {
         "fedavg": ([], {}),
@@ -166,7 +170,8 @@ Tested = list["pd.DataFrame"]  # by seed: client, target, and what is answered
 
 
 def _records(output: Path, seeds: Sequence[int], alone: Sequence[str]) -> dict[str, Tested]:
-    """Every method's tested records; of those that train alone, each client's own."""
+    """Every method's tested records; of those that train alone each client's own, or a table for each client where all
+    are tested on one set."""
     import pandas as pd
 
     found: dict[str, Tested] = {}
@@ -177,11 +182,13 @@ def _records(output: Path, seeds: Sequence[int], alone: Sequence[str]) -> dict[s
     own: Tested = []
     for seed in seeds:
         files = [output / "runs" / f"alone-{k}" / f"seed-{seed}" / RECORDS for k in range(len(alone))]
-        tables = [pd.read_csv(f, dtype={"client": str}) if f.is_file() else pd.DataFrame() for f in files]
-        parts = [t[t["client"] == csv_cell(name)] for t, name in zip(tables, alone, strict=True) if len(t)]
-        if parts:
+        tables = [(pd.read_csv(f, dtype={"client": str}), n) for f, n in zip(files, alone, strict=True) if f.is_file()]
+        parts = [table[table["client"] == csv_cell(name)] for table, name in tables]
+        if any(map(len, parts)):
             own.append(pd.concat(parts))
-    return {"alone": own, **found} if len(own) == len(seeds) else found
+        else:
+            own += [table for table, _ in tables]  # on one set for all
+    return {"alone": own, **found} if own else found
 
 
 def bagged_trees(data: "FederatedDataModule", seeds: Sequence[int]) -> Tested | None:
@@ -212,7 +219,7 @@ def bagged_trees(data: "FederatedDataModule", seeds: Sequence[int]) -> Tested | 
                 parts[name] = parts[name] + len(y) / total * answers
         tables = []
         for name, (_, y) in tests.items():
-            columns = {f"{'output' if y.ndim == 2 else 'class'}_{k}": each for k, each in enumerate(parts[name].T)}  # type: ignore[attr-defined]
+            columns = {f"{'output' if y.ndim == 2 else 'class'}_{k}": each for k, each in enumerate(parts[name].T)}
             tables.append(pd.DataFrame({"client": csv_cell(name), "target": y.squeeze(), **columns}))
         found.append(pd.concat(tables))
     return found
@@ -424,7 +431,8 @@ def page(table: "pd.DataFrame", score: Score, sentence: str, command: str) -> st
     notes = [
         "Each client's rows are held out within it, and are the same for all methods. The better federated method is "
         "chosen by these very rows.",
-        "Alone: the model of a client's own training rows, tested on its own held-out rows.",
+        "Alone: the model of a client's own training rows, tested on its own held-out rows; a table's columns are "
+        "prepared as for all.",
         "Bagged trees: a random forest for each client, their answers averaged by its number of rows. No library that "
         "this package knows grows one forest from sums; forests tell much of the rows that they were grown from.",
         "Records hidden: RecordNoise. What a table's preparation takes (means, spreads, levels) is not covered, nor is "
