@@ -26,7 +26,8 @@ import torch
 from side_by_side import markdown, options, publish
 
 from lit_epgan.carriers import authority
-from tests.test_kits import free_port, kits_of, members
+from tests.processes import free_port
+from tests.test_kits import kits_of, members
 
 SOUND = ("a-sound", "b-sound")  # the first by name, so that they are the same clients whoever else is there
 HOSTILE = (

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -72,6 +72,20 @@ class Started:
         self.wait()
 
 
+def until(happened: Callable[[], bool], seconds: float = 200) -> None:
+    """Wait for it; an error after so many seconds."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def run_words(words: Sequence[str]) -> str:
     """Run a command to its end; returns what it printed."""
     process = Started(words)
@@ -86,9 +100,7 @@ def run_words(words: Sequence[str]) -> str:
 
 def ranks_of(folder: Path, devices: int, *options: str) -> list[Started]:
     """The ranks, started one by one, as a cluster's launcher does it, so that no new interpreter is needed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "NODE_RANK": "0"}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
     words = command(folder, "--devices", str(devices), *options)
     return [Started(words, LOCAL_RANK=str(k), WORLD_SIZE=str(devices), **common) for k in range(devices)]
 

@@ -4,12 +4,14 @@ import contextlib
 import csv
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,36 +23,53 @@ from PIL import Image
 
 from lit_epgan.carriers import deployment, fit
 from lit_epgan.carriers.contributions import read_contributions
-from lit_epgan.carriers.fit import Fit, FitPlan
+from lit_epgan.carriers.fit import Fit, FitPlan, at_institution
 from lit_epgan.carriers.flare_process import end_below
 from lit_epgan.carriers.policy import Policy
-from lit_epgan.carriers.protocol import Endpoint
+from lit_epgan.carriers.protocol import Endpoint, Terms
 from lit_epgan.cli.federate import followed
 from lit_epgan.cli.main import main
 from lit_epgan.engine import Broadcast, Client, Message
 from lit_epgan.federated import FedAvg
-from tests.processes import ROOT, environment
+from tests.processes import ROOT, Started, environment, free_port, until
 from tests.refusals import assert_refused
 from tests.same_weights import assert_same, last_checkpoint
-from tests.test_kits import free_port, spawned
+from tests.test_kits import kits_of
 
 SMALL = ["--config", "digits_classifier.yaml", "--data.clients", "2", "--trainer.max_epochs", "2"]
 
 
-def federate(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lit_epgan", "federate", *SMALL, "--trainer.default_root_dir", str(folder), *words]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done
+def by_sockets(
+    words: Sequence[str], folder: Path, names: Sequence[str], workspace: Path, terms: Terms, resumes: bool
+) -> None:
+    """In place of FLARE's simulator: the same processes, which talk over a socket."""
+    address, key, processes = str(folder / "s"), secrets.token_hex(16), []
+    ends = {folder: (words, Endpoint("server", address, key, terms=terms))}
+    for k, name in enumerate(names):
+        where = Endpoint("institution", address, key, name, terms)
+        ends[folder / "institutions" / f"site-{k + 1}"] = (at_institution(words), where)
+    for own, (told, where) in ends.items():
+        command = [sys.executable, "-m", "lit_epgan", "fit", *told, "--trainer.default_root_dir", str(own)]
+        processes.append(Started(command, **where.environment()))
+    for process in processes:
+        process.wait()
+
+
+ENTRIES = ("change", "control", "new", "new_records", "weight", "federation/weight")
 
 
 @pytest.mark.slow
-def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path):
-    """Two jobs: one round, and the second one from its checkpoints. Each list says what has left."""
-    said = federate(tmp_path / "run", "--trainer.max_epochs", "1").stderr
-    assert "A server and 2 institutions (client-0, client-1)" in said
-    assert "round 2/2" in federate(tmp_path / "run", "--ckpt_path", "last").stderr
-    assert main(["fit", *SMALL, "--trainer.default_root_dir", str(tmp_path / "alone")]) == 0
+def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path, monkeypatch, capsys):
+    """Control variates and all. FLARE goes on from the checkpoints of one round. Each list says what has left."""
+    told = [*SMALL, "--federation.algorithm", "lit_epgan.federated.SCAFFOLD", "--trainer.default_root_dir"]
+    run = ["federate", *told, str(tmp_path / "run")]
+    with monkeypatch.context() as without:
+        without.setattr(deployment, "simulate", by_sockets)
+        assert main([*run, "--trainer.max_epochs", "1"]) == 0
+    assert "A server and 2 institutions (client-0, client-1)" in capsys.readouterr().err
+    assert main([*run, "--ckpt_path", "last"]) == 0
+    assert "round 2/2" in capsys.readouterr().err
+    assert main(["fit", *told, str(tmp_path / "alone")]) == 0
     assert_same(last_checkpoint(tmp_path / "run"), last_checkpoint(tmp_path / "alone"), relative=0)
     assert (tmp_path / "run" / "metrics.csv").is_file()
     for site in ("site-1", "site-2"):
@@ -58,17 +77,19 @@ def test_flare_carries_a_federation_to_the_model_of_one_process(tmp_path):
         assert not (folder / "metrics.csv").exists()
         rows = list(csv.DictReader((folder / "sent.csv").open()))
         assert Counter((row["round"], row["entry"]) for row in rows) == {
-            (round_, entry): 1 for round_ in "01" for entry in ("change", "weight", "federation/weight")
+            (round_, entry): 1 for round_ in "01" for entry in ENTRIES
         }
         assert {row["shape"] for row in rows if row["entry"] == "change"} == {"4810"}
 
 
 @pytest.mark.slow
-def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path):
-    done = federate(tmp_path / "run", "--dry_run")
+def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(deployment, "simulate", by_sockets)
+    assert main(["federate", *SMALL, "--dry_run", "--trainer.default_root_dir", str(tmp_path / "run")]) == 0
+    told = capsys.readouterr().out
     for words in ("site-1 would send first:", "site-2 would send first:", "change"):
-        assert words in done.stdout
-    assert done.stdout.rstrip().endswith("Nothing was sent.")
+        assert words in told
+    assert told.rstrip().endswith("Nothing was sent.")
     assert not (tmp_path / "run" / "metrics.csv").exists()
 
 
@@ -88,9 +109,7 @@ def test_an_institution_that_crashes_takes_part_again_and_one_that_is_killed_doe
     run, mine = tmp_path / "run", tmp_path / "fragile"
     words = [*SMALL[:-1], "4000", "--data.local_steps", "200", "--trainer.default_root_dir", str(run)]
     words += ["--federation.algorithm", "tests.test_flare.Fragile", "--patience", "10"]
-    command, told = [sys.executable, "-m", "lit_epgan", "federate", *words], {"FRAGILE": str(mine)}
-    with (tmp_path / "log").open("wb") as log:
-        job = subprocess.Popen(command, cwd=ROOT, env=environment() | told, stdout=log, stderr=log)
+    job = Started([sys.executable, "-m", "lit_epgan", "federate", *words], FRAGILE=str(mine))
     try:
         until(lambda: counted(run, "client-1") >= 2)
         mine.touch()
@@ -100,16 +119,16 @@ def test_an_institution_that_crashes_takes_part_again_and_one_that_is_killed_doe
         excused = {(row["client"], row["why"]) for row in contributions(run) if row["why"]}
         assert excused == {("client-1", "its link is broken")}
         assert "RuntimeError: fragile" in (run / "institutions" / "site-2" / "fit.log").read_text()
-        for pid in pids("simulator_worker.*--client site-2"):
+        for pid in pids(f"simulator_worker.*{run}.*--client site-2"):
             os.kill(pid, signal.SIGKILL)
         until(lambda: "it has not answered for 10 seconds" in {row["why"] for row in contributions(run)})
         before = counted(run, "client-0")
         until(lambda: counted(run, "client-0") > before)
     finally:
-        for pid in [*pids(str(run)), job.pid]:
+        for pid in pids(str(run)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        job.wait()
+        job.kill()
 
 
 def contributions(run: Path) -> list[dict[str, str]]:
@@ -129,13 +148,6 @@ def pids(pattern: str) -> list[int]:
             if re.search(pattern, words) and int(path.parent.name) != os.getpid():
                 found.append(int(path.parent.name))
     return found
-
-
-def until(happened, seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_without_flare_the_command_says_what_to_install(folder, monkeypatch, capsys, tmp_path):
@@ -292,7 +304,8 @@ def blocks() -> list[str]:
 
 
 def file(name: str) -> str:
-    return next(each for each in blocks() if each.startswith(FILES[name]))
+    """Of the page, but for five rounds of twenty."""
+    return next(each for each in blocks() if each.startswith(FILES[name])).replace("max_epochs: 20", "max_epochs: 5")
 
 
 def words(sign: str, name: str = "north") -> list[str]:
@@ -312,46 +325,85 @@ def test_what_the_page_shows_is_well_formed():
 
 @pytest.mark.slow
 def test_the_page_followed_to_the_letter_works(tmp_path, monkeypatch, capsys):
-    port, authority = str(free_port()), tmp_path / "authority"
-    authority.mkdir()
-    (authority / "members.yaml").write_text(file("members.yaml").replace("8002", port))
-    for name in (HOST, *SITES, OPERATOR):
-        enter(tmp_path / name, monkeypatch)
-        assert main(words("--request", name)) == 0
-        shutil.copy(f"{name}.csr", authority)
-    enter(authority, monkeypatch)
-    assert main(words("--sites")) == 0
-    for name in (HOST, *SITES, OPERATOR):
-        enter(tmp_path / name, monkeypatch)
-        shutil.copytree(authority / "kits" / name, f"kits/{name}")
-        assert main(words("--assemble", name)) == 0
-        Path("hospital.yaml").write_text(file("hospital.yaml"))
-    shutil.move(tmp_path / OPERATOR / "kits" / OPERATOR, tmp_path / HOST / "kits")
+    """Two stand at the door meanwhile: north's kit from before its renewal, and that of another authority."""
+    port, authority, members = str(free_port()), tmp_path / "authority", (HOST, *SITES, OPERATOR)
+    for folder in (authority, tmp_path / "revoked", tmp_path / "foreign"):
+        folder.mkdir()
+        (folder / "members.yaml").write_text(file("members.yaml").replace("8002", port))
+    enrol(members, authority, monkeypatch)
+    assemble("north", authority, monkeypatch)
+    shutil.move(tmp_path / "north" / "kits", tmp_path / "revoked")
+    enrol(["north"], authority, monkeypatch)
+    capsys.readouterr()
+    for name in members:
+        assemble(name, authority, monkeypatch)
     assert len(set(re.findall(r"Members: ([0-9a-f ]+)", capsys.readouterr().err))) == 1
-    for name in SITES:
-        place(tmp_path / name)
-    processes = [spawned(tmp_path / name, words("--site ", name)) for name in SITES]
-    processes.append(spawned(tmp_path / HOST, words("--server")))
+    shutil.move(tmp_path / OPERATOR / "kits" / OPERATOR, tmp_path / HOST / "kits")
+    kits_of(tmp_path / "foreign" / "members.yaml")
+    told = {"revoked": "does not let this site in", "foreign": "no certificate of this kit's authority"}
+    for name in (*SITES, *told):
+        place(tmp_path / name, name if name in SITES else "north")
+
+    def started(name: str, *command: str) -> Started:
+        enter(tmp_path / name, monkeypatch)
+        Path("hospital.yaml").write_text(file("hospital.yaml"))
+        return Started([sys.executable, "-m", "lit_epgan", *words(*command)])
+
+    processes = {name: started(name, "--site ") for name in told}
+    processes |= {name: started(name, "--site ", name) for name in ("east", "south")}
+    processes[HOST] = started(HOST, "--server")
     try:
-        code = processes[-1].wait(300)
-        processes.append(spawned(tmp_path / HOST, words("--evaluate")))
-        assert processes[-1].wait(300) == 0, (tmp_path / HOST / "terminal.log").read_text()
+        until(lambda: all(why in processes[name].printed() for name, why in told.items()))
+        assert "New client north" not in (tmp_path / HOST / "kits" / HOST / "flare.log").read_text()
+        processes["north"] = started("north", "--site ")
+        code, said = processes[HOST].wait(300), processes[HOST].printed()
+        assert code == 0, said
+        assert all(processes[name].poll() is None for name in SITES)  # they wait for the next training
+        processes["evaluation"] = started(HOST, "--evaluate")
+        assert processes["evaluation"].wait(300) == 0, processes["evaluation"].printed()
     finally:
-        for process in processes:
-            process.terminate()
+        for process in processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
-    told = {name: (tmp_path / name / "terminal.log").read_text() for name in (HOST, *SITES)}
-    assert code == 0, told
-    assert "without certificates" not in str(told)
+    assert "The model is in" in said
+    assert "without certificates" not in said + "".join(processes[name].printed() for name in SITES)
     rows = list(csv.DictReader((tmp_path / HOST / "runs/hospital/contributions.csv").open()))
-    assert len(rows) == 60
+    assert len(rows) == 15
     assert {row["counted"] for row in rows} == {"1"}
     (overall,) = csv.DictReader((tmp_path / HOST / "runs/hospital/evaluation/evaluation.csv").open())
     assert (overall["client"], overall["records"]) == ("overall", "9")
+    assert all((tmp_path / name / "runs/own/sent.csv").is_file() for name in SITES)
+    known = b"".join(path.read_bytes() for path in (tmp_path / HOST).rglob("*") if path.is_file())
+    assert b"east-0.png" not in known
+    assert b"manifest" not in known
     shutil.copy(tmp_path / HOST / "runs/hospital/checkpoints/last.ckpt", tmp_path / "north")
     enter(tmp_path / "north", monkeypatch)
     assert main(words("--ckpt_path last.ckpt")) == 0
     assert "accuracy" in capsys.readouterr().out
+    place(tmp_path / "alone", *SITES)
+    enter(tmp_path / "alone", monkeypatch)
+    Path("own.yaml").write_text(file("own.yaml").split("federation:")[0])  # a policy is kept to by institutions alone
+    Path("hospital.yaml").write_text(file("hospital.yaml"))
+    assert main(["fit", "--config", "hospital.yaml", "--config", "own.yaml"]) == 0
+    found, alone = last_checkpoint(tmp_path / HOST / "runs/hospital"), last_checkpoint(Path("runs/own"))
+    assert_same(found, alone)
+
+
+def enrol(names: Sequence[str], authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each asks for a certificate; all are signed."""
+    for name in names:
+        enter(authority.parent / name, monkeypatch)
+        assert main(words("--request", name)) == 0
+        shutil.copy(f"{name}.csr", authority)
+    enter(authority, monkeypatch)
+    assert main(words("--sites")) == 0
+
+
+def assemble(name: str, authority: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    enter(authority.parent / name, monkeypatch)
+    shutil.copytree(authority / "kits" / name, f"kits/{name}")
+    assert main(words("--assemble", name)) == 0
 
 
 def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,10 +411,15 @@ def enter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def place(folder: Path) -> None:
-    rows = [(f"{i}.png", folder.name, ("benign", "malignant")[i % 2], "test" if i > 8 else "train") for i in range(12)]
-    for i, (name, *_) in enumerate(rows):
-        Image.new("L", (40, 40), 20 * i).save(folder / name)
+def place(folder: Path, *clients: str) -> None:
+    """Images of each; east's are all malignant."""
+    folder.mkdir(exist_ok=True)
+    rows = []
+    for client in clients:
+        for i in range(12):
+            label = ("benign", "malignant")[i % 2 or client == "east"]
+            rows.append((f"{client}-{i}.png", client, label, "test" if i > 8 else "train"))
+            Image.new("L", (40, 40), 20 * i + SITES.index(client)).save(folder / rows[-1][0])
     with (folder / "manifest.csv").open("w", newline="") as opened:
         csv.writer(opened).writerows([("path", "client", "label", "split"), *rows])
     for name in ("own.yaml", "policy.yaml"):

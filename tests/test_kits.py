@@ -1,21 +1,13 @@
 """Certificates and kits for machines of their own, and a federation by them, with mutual TLS, on this machine."""
 
-import csv
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
 from datetime import datetime, timedelta, tzinfo
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from nvflare.private.fed.utils.identity_utils import IdentityAsserter, IdentityVerifier
-from PIL import Image
 
 from lit_epgan.carriers.authority import Authority, assemble, certificate_of, check_kit, request
 from lit_epgan.carriers.fit import VARIABLE, FitPlan
@@ -23,9 +15,7 @@ from lit_epgan.carriers.flare_process import know
 from lit_epgan.carriers.keys import MemberList
 from lit_epgan.carriers.kits import Members, provision, sites_of, store_in
 from lit_epgan.cli.main import main
-from tests.processes import ROOT, environment
 from tests.refusals import assert_refused
-from tests.same_weights import assert_same, last_checkpoint
 
 MEMBERS = "name: trial\nserver: {{host: localhost, port: {port}}}\nsites: [{sites}]\noperator: op@example.org\n"
 
@@ -256,104 +246,3 @@ def test_what_a_process_does_is_told_on_its_own_machine_and_a_servers_jobs_lie_w
     kit = kits_of(members(tmp_path))["localhost"]
     store_in(kit, tmp_path / "store")
     assert "/tmp/nvflare" not in (kit / "local" / "resources.json").read_text()
-
-
-CLASSES = "[a, b, c]"
-DATA = """data:
-  class_path: lit_epgan.datamodules.FolderDataModule
-  init_args: {{path: {path}, image_size: 4, color: grayscale, classes: {classes}, batch_size: 2}}
-"""
-AGREED = """seed_everything: 0
-federation: {class_path: lit_epgan.callbacks.FederationCallback, init_args: {algorithm: lit_epgan.federated.SCAFFOLD}}
-model:
-  class_path: lit_epgan.modules.Classifier
-  init_args:
-    backbone: {class_path: lit_epgan.networks.MLPBackbone, init_args: {data_shape: [1, 4, 4], hidden: [5]}}
-    head: {class_path: torch.nn.Linear, init_args: {in_features: 5, out_features: 3}}
-    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
-trainer: {max_epochs: 2, accelerator: cpu, logger: false, callbacks: [lit_epgan.callbacks.RoundCheckpoint]}
-"""
-
-
-def place_images(folder) -> None:
-    """Eight images of two sites, each of which lacks a class, and manifests of one and of both."""
-    rows = [(f"{site}{i}.png", site, "abc"[i % 2 + (site == "north")]) for site in ("east", "north") for i in range(4)]
-    for k, (name, *_) in enumerate(rows):
-        Image.new("L", (4, 4), 30 * k).save(folder / name)
-    for whose in ("east", "north", "both"):
-        with (folder / f"{whose}.csv").open("w", newline="") as file:
-            own = [row for row in rows if whose in (row[1], "both")]
-            csv.writer(file).writerows([("path", "client", "label"), *own])
-        (folder / f"{whose}.yaml").write_text(DATA.format(path=folder / f"{whose}.csv", classes=CLASSES))
-    (folder / "agreed.yaml").write_text(AGREED)
-
-
-def spawned(folder, words: list[str]) -> subprocess.Popen[bytes]:
-    folder.mkdir(exist_ok=True)
-    log = (folder / "terminal.log").open("ab")
-    own = {"env": environment() | {"PYTHONPATH": str(ROOT)}, "stdout": log, "stderr": log, "start_new_session": True}
-    return subprocess.Popen([sys.executable, "-m", "lit_epgan", *words], cwd=folder, **own)
-
-
-def started(folder, *words: str) -> subprocess.Popen[bytes]:
-    # the folder of the run is told, for a site's configuration is named last
-    there = ["--config", str(folder.parent / "agreed.yaml"), "--trainer.default_root_dir", str(folder / "run")]
-    return spawned(folder, ["federate", *words, *there])
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
-
-
-@pytest.mark.slow
-def test_machines_with_data_of_their_own_come_to_the_model_of_one_job(tmp_path):
-    """Control variates and all; each site lacks a class; no site's manifest is known elsewhere."""
-    place_images(tmp_path)
-    kits = kits_of(members(tmp_path, port=free_port()))
-    own = {name: ("--site", str(kits[name]), "--config", str(tmp_path / f"{name}.yaml")) for name in ("east", "north")}
-    sites = [started(tmp_path / f"at_{name}", *words) for name, words in own.items()]
-    try:
-        words = ("--server", str(kits["localhost"]), "--operator", str(kits["op@example.org"]))
-        server = started(tmp_path / "server", *words)
-        assert server.wait(300) == 0, (tmp_path / "server" / "terminal.log").read_text()
-        assert all(site.poll() is None for site in sites)  # they wait for the next training
-    finally:
-        for site in sites:
-            os.killpg(site.pid, signal.SIGTERM)
-            site.wait(60)
-    both = ["--config", str(tmp_path / "agreed.yaml"), "--config", str(tmp_path / "both.yaml")]
-    assert main(["fit", *both, "--trainer.default_root_dir", str(tmp_path / "alone")]) == 0
-    assert_same(last_checkpoint(tmp_path / "server" / "run"), last_checkpoint(tmp_path / "alone"), relative=0)
-    assert "The model is in" in (tmp_path / "server" / "terminal.log").read_text()
-    assert (tmp_path / "at_east" / "run" / "sent.csv").is_file()
-    told = b"".join(path.read_bytes() for path in (tmp_path / "server").rglob("*") if path.is_file())
-    assert b"east0.png" not in told
-    assert b"east.csv" not in told
-
-
-@pytest.mark.slow
-def test_a_revoked_kit_and_a_foreign_one_are_refused_over_mutual_tls_and_told_so(tmp_path):
-    """North's kit from before its renewal, whose owner has not heard of it; and one of another authority."""
-    place_images(tmp_path)
-    port = free_port()
-    told = {"revoked": "does not let this site in", "foreign": "no certificate of this kit's authority"}
-    shutil.copytree(kits_of(members(tmp_path, port=port))["north"], tmp_path / "revoked kit")
-    kits = kits_of(members(tmp_path, port=port), "north")
-    (tmp_path / "elsewhere").mkdir()
-    foreign = kits_of(members(tmp_path / "elsewhere", port=port))["north"]
-    others = {"revoked": tmp_path / "revoked kit", "foreign": foreign}
-    own = ["--config", str(tmp_path / "north.yaml")]
-    processes = {name: started(tmp_path / name, "--site", str(kit), *own) for name, kit in others.items()}
-    words = ["--server", str(kits["localhost"]), "--operator", str(kits["op@example.org"]), "--gather", "90"]
-    server = started(tmp_path / "server", *words)
-    try:
-        while any(why not in (tmp_path / name / "terminal.log").read_text() for name, why in told.items()):
-            assert server.poll() is None, told
-            time.sleep(1.0)
-        assert "New client north" not in (kits["localhost"] / "flare.log").read_text()
-    finally:
-        for process in (server, *processes.values()):
-            process.terminate()
-            process.wait(60)

@@ -18,8 +18,8 @@ from lit_epgan.lib.errors import UserError
 from tests.federations import SIZES, federation
 from tests.modules import Regression
 from tests.same_weights import assert_same
-from tests.test_remote import NAMES, ended
-from tests.test_remote_faults import Site, counted
+from tests.test_remote import NAMES, Site, ended
+from tests.test_remote_faults import counted
 
 
 @pytest.fixture(autouse=True)

@@ -3,21 +3,14 @@
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from lit_epgan.engine import Round
-from lit_epgan.engine.wire import decode_answer, encode_task
 from lit_epgan.runs.checkpoints import fault
 from tests.ledgers import the_ledger
-from tests.pipe_federations import ALGORITHMS, half
-from tests.pipe_site import END, receive, send
-from tests.processes import Started, command, model, ranks_of, run
+from tests.processes import Started, command, model, ranks_of, run, until
 
 pytestmark = pytest.mark.slow
 DEADLINE = 60.0  # seconds from one rank's end to the other's
@@ -40,7 +33,7 @@ class Ranks:
         return {int(rank): int(pid) for rank, pid in re.findall(r"^rank (\d) is process (\d+)$", self.printed, re.M)}
 
     def await_line(self, line: str) -> None:
-        poll(lambda: re.search(line, self.printed) is not None, f"no {line!r} in {self.printed}", 120)
+        until(lambda: re.search(line, self.printed) is not None, 120)
 
     def signal(self, rank: int, number: int) -> None:
         os.kill(self.pids[rank], number)
@@ -55,7 +48,7 @@ class Ranks:
         return state == "Z"
 
     def await_end(self, *ranks: int) -> None:
-        poll(lambda: all(map(self.ended, ranks)), f"rank {ranks} is still there: {self.printed}", DEADLINE)
+        until(lambda: all(map(self.ended, ranks)), DEADLINE)
 
     def code(self) -> int:
         """Rank 0's exit code, when both have ended."""
@@ -66,13 +59,6 @@ class Ranks:
         said = re.findall(rf"^rank {rank} ends: (.*)$", self.printed, re.M)
         assert len(said) == 1, self.printed
         return said[0]
-
-
-def poll(condition, message, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, message
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -168,7 +154,6 @@ RUNS = {
     ("--module", "regression", "--algorithm", "ep"): (2, 4),  # of four ranks one stands idle
     ("--module", "regression", "--median"): (3,),
     ("--module", "regression", "--algorithm", "fedseq"): (3,),  # a model that another rank's client has trained
-    ("--module", "gan"): (3,),
     ("--module", "gan", "--algorithm", "tilted"): (3,),
     ("--module", "regression", "--noise-seed", "1", "--groups", "2"): (3,),  # noise once, and not for each rank
 }
@@ -204,42 +189,3 @@ def test_every_client_pays_once_for_its_steps_whichever_rank_trains_it(tmp_path,
     assert_near(tmp_path / "2", model(tmp_path / "1"))
     assert (books[0], len(books[0])) == (books[1], 4)
     assert all(made > 0 and ended for made, _, ended in books[0].values())
-
-
-ROUNDS = 3
-ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def site():
-    command = [sys.executable, "-m", "tests.pipe_site"]
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        yield process
-        process.stdin.close()
-        assert process.wait(60) == 0
-
-
-@torch.no_grad()
-def over_pipes(name, site):
-    federation = half(name)
-    delivered: dict[int, dict[str, int]] = {}
-    send(site.stdin, name.encode())
-    for number in range(ROUNDS):
-        round_ = Round(federation.federation, number)
-        while round_.exchange is not None:
-            for k in list(round_.asked):
-                task = round_.task(k, delivered.setdefault(k, {}))
-                send(site.stdin, k.to_bytes(4, "little") + encode_task(task))
-                data = receive(site.stdout)
-                round_.receive(k, decode_answer(data))
-            round_.close()
-        send(site.stdin, b"")
-        federation.model.load_server(federation.server.parameters)
-    send(site.stdin, END)
-    return federation.server.parameters
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_two_processes_end_with_the_single_process_model(name, site):
-    alone = half(name).run(ROUNDS)
-    torch.testing.assert_close(over_pipes(name, site), alone, rtol=0, atol=1e-6)

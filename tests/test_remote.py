@@ -2,12 +2,16 @@
 
 import csv
 import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
-from lit_epgan.carriers.protocol import VERSION, WORDS, Endpoint, Frame, Kind
+from lit_epgan.carriers.protocol import VERSION, WORDS, Endpoint, Frame, Kind, Terms
 from lit_epgan.engine.messages import Count, tensor_of
 from lit_epgan.engine.wire import decode_answer
 from tests.processes import Started, command, model, run
@@ -16,36 +20,42 @@ from tests.same_weights import assert_same
 pytestmark = pytest.mark.slow
 NAMES = [f"client-{k}" for k in range(4)]
 RUNS = [
-    ("--module", "regression", "--algorithm", "fedprox"),
-    ("--module", "regression", "--algorithm", "scaffold"),
     ("--module", "regression", "--algorithm", "apfl"),
-    ("--module", "regression", "--algorithm", "fedadam"),
     ("--module", "regression", "--algorithm", "ep"),
-    ("--module", "regression", "--algorithm", "fednp"),
     ("--module", "regression", "--algorithm", "fedseq"),
     ("--module", "regression", "--algorithm", "laplace"),
     ("--module", "regression", "--noise-seed", "1"),
-    ("--module", "regression", "--noise-seed", "1", "--unit", "record"),
     ("--module", "gan", "--algorithm", "tilted"),
     ("--module", "points", "--algorithm", "generator_sites"),
-    ("--module", "points", "--algorithm", "embedding_sites"),
     ("--module", "points", "--algorithm", "fedavg_gan"),
     ("--module", "posterior", "--algorithm", "graffl"),  # rounds without training
 ]
 
 
-def started(folder, *options, overheard=None):
-    folder.mkdir(exist_ok=True)
-    key, address = secrets.token_hex(16), str(folder / f"{secrets.token_hex(4)}")
-    server = Started(command(folder / "server", *options), **Endpoint("server", address, key).environment())
-    found = {"server": server}
-    for name in NAMES:
-        where = Endpoint("institution", address, key, name)
-        if overheard is not None and name == NAMES[-1]:
-            where = Endpoint("institution", address + "-tapped", key, name)
-            Thread(target=tap, args=(where, Endpoint("server", address, key), overheard), daemon=True).start()
-        found[name] = Started(command(folder / name, *options), **where.environment())
-    return found
+class Site:
+    """A server and institutions, whose runs are in folders of their names."""
+
+    def __init__(self, folder: Path, terms: Terms | None = None) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder, self._terms = folder, terms or Terms()
+        self._key, self._address = secrets.token_hex(16), str(folder / secrets.token_hex(4))
+        self._tapped: dict[str, Endpoint] = {}
+
+    def place(self, name: str) -> Endpoint:
+        role = "server" if name == "server" else "institution"
+        own = Endpoint(role, self._address, self._key, "" if name == "server" else name, self._terms)
+        return self._tapped.get(name, own)
+
+    def tap(self, name: str, between: Callable[..., None], *args: Any) -> None:
+        """From now on ``between`` stands between an institution and the server."""
+        self._tapped[name] = replace(self.place(name), address=f"{self._address}-tapped")
+        Thread(target=between, args=(self._tapped[name], self.place("server"), *args), daemon=True).start()
+
+    def started(self, name: str, *options: str) -> Started:
+        return Started(command(self.folder / name, *options), **self.place(name).environment())
+
+    def all_started(self, *options: str, own: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, Started]:
+        return {name: self.started(name, *options, *(own or {}).get(name, ())) for name in ("server", *NAMES)}
 
 
 def tap(institution, server, overheard):
@@ -86,26 +96,12 @@ def assert_equal(folder, expected):
 def test_several_processes_end_with_the_model_of_one(tmp_path, options):
     """Float64, five rounds, cohorts of 3 of 4 clients, dropout, buffers, private state, noise."""
     run(tmp_path / "alone", *options)
-    ended(started(tmp_path / "several", *options))
-    assert_equal(tmp_path / "several" / "server", tmp_path / "alone")
-
-
-def test_a_server_killed_within_a_round_goes_on_to_the_same_model(tmp_path):
-    """Its institutions end, too; they keep their site factors in checkpoints of their own."""
-    options = ("--module", "regression", "--algorithm", "ep")
-    run(tmp_path / "alone", *options)
-    processes = started(tmp_path / "several", *options)
-    wait_for(processes["client-2"], "rank 0 round 2 batch 0")
-    processes["server"].kill()
-    for name in NAMES:
-        assert processes[name].wait() != 0
-        assert "the server has closed the link" in processes[name].printed()
-    ended(started(tmp_path / "several", *options, "--resume"))
+    ended(Site(tmp_path / "several").all_started(*options))
     assert_equal(tmp_path / "several" / "server", tmp_path / "alone")
 
 
 def test_an_institution_that_is_killed_is_left_out_and_the_others_go_on(tmp_path):
-    processes = started(tmp_path / "several", "--module", "regression")
+    processes = Site(tmp_path / "several").all_started("--module", "regression")
     wait_for(processes["client-2"], "rank 0 round 2 batch 0")
     processes.pop("client-2").kill()
     ended(processes)
@@ -127,7 +123,7 @@ def test_an_institution_keeps_to_its_policy(tmp_path):
     """It ends before its first report leaves, and nothing is listed; without it the server has nothing to merge."""
     policy = tmp_path / "policy.yaml"
     policy.write_text("algorithms: [ExpectationPropagation]\n")
-    processes = started(tmp_path / "several", "--module", "regression", "--policy", str(policy))
+    processes = Site(tmp_path / "several").all_started("--module", "regression", "--policy", str(policy))
     for name in NAMES:
         assert processes[name].wait() != 0
         assert "algorithms is ['ExpectationPropagation'], and FedAvg is none of them" in processes[name].printed()
@@ -139,8 +135,9 @@ def test_an_institution_keeps_to_its_policy(tmp_path):
 
 def test_nothing_but_its_name_and_reports_leaves_an_institution(tmp_path):
     """Every byte is looked at on its way. The list of what has left says the same, entry by entry."""
-    overheard: list[bytes] = []
-    ended(started(tmp_path / "several", "--module", "regression", "--algorithm", "ep", overheard=overheard))
+    overheard, site = list[bytes](), Site(tmp_path / "several")
+    site.tap(NAMES[-1], tap, overheard)
+    ended(site.all_started("--module", "regression", "--algorithm", "ep"))
     hello, *answers = map(Frame.read, overheard)
     assert (hello.kind, hello.about()) == (Kind.HELLO, {"name": NAMES[-1], "version": VERSION, "settings": {}})
     assert {note.kind for note in answers} == {Kind.ANSWER}

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import json
 import os
-import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from safetensors.torch import load, save
 from scipy import stats
 
 from lit_epgan.carriers.policy import Policy
-from lit_epgan.carriers.protocol import WORDS, Endpoint, Frame, Kind, Terms
+from lit_epgan.carriers.protocol import WORDS, Frame, Kind, Terms
 from lit_epgan.carriers.secure_aggregation import MASKED, MaskedSum, Masking
 from lit_epgan.engine import Algorithm, Exchange, FixedSize, Median, Round, Rounds, Server
 from lit_epgan.engine.messages import Count, Task, Weighted
@@ -28,28 +27,18 @@ from lit_epgan.federated import FedSeq
 from lit_epgan.lib.errors import UserError
 from tests.certificates import Root
 from tests.pipe_federations import half
-from tests.processes import Started, command, run
+from tests.processes import run
 from tests.refusals import assert_refused
 from tests.secure_institutions import NAMES, Secure, without_masks
-from tests.test_remote import RUNS as ALL_RUNS
-from tests.test_remote import assert_equal, ended
+from tests.test_remote import Site, assert_equal, ended
 
 pytestmark = pytest.mark.filterwarnings("ignore:secure aggregation without certificates", "ignore:.*self.log")
 SECURE = Terms(patience=60.0, secure=True)
-OWN_ENTRIES = {"scaffold", "ep", "record", "tilted", "embedding_sites", "graffl"}  # in their reports
-RUNS = [options for options in ALL_RUNS if OWN_ENTRIES & set(options)]
-
-
-def started(folder, *options, cut_in=None):
-    folder.mkdir(exist_ok=True)
-    key, address = secrets.token_hex(16), str(folder / f"{secrets.token_hex(4)}")
-    places = {"server": Endpoint("server", address, key, terms=SECURE)}
-    places |= {name: Endpoint("institution", address, key, name, SECURE) for name in NAMES}
-    if cut_in is not None:
-        tapped = replace(places[NAMES[-1]], address=address + "-tapped")
-        Thread(target=cut, args=(tapped, places["server"], cut_in), daemon=True).start()
-        places[NAMES[-1]] = tapped
-    return {name: Started(command(folder / name, *options), **place.environment()) for name, place in places.items()}
+RUNS = [  # with entries of their own in their reports; others are in ``tests.test_remote``
+    ("--module", "regression", "--algorithm", "scaffold"),
+    ("--module", "regression", "--noise-seed", "1", "--unit", "record"),
+    ("--module", "points", "--algorithm", "embedding_sites"),
+]
 
 
 @pytest.fixture
@@ -74,7 +63,7 @@ def assert_close(found, expected):
 def test_masks_leave_the_model_as_it_is(tmp_path, options):
     """Processes of their own; float64, five rounds, cohorts of 3 of 4 clients, dropout, buffers, state, noise."""
     run(tmp_path / "alone", *options)
-    ended(started(tmp_path / "several", *options))
+    ended(Site(tmp_path / "several", SECURE).all_started(*options))
     assert_equal(tmp_path / "several" / "server", tmp_path / "alone")
 
 
@@ -82,9 +71,7 @@ def test_masks_leave_the_model_as_it_is(tmp_path, options):
 def test_an_institution_that_wants_masks_takes_part_in_nothing_else(tmp_path):
     policy = tmp_path / "policy.yaml"
     policy.write_text("secure: true\n")
-    key, address = secrets.token_hex(16), str(tmp_path / "s")
-    open_ = Endpoint("institution", address, key, NAMES[0])
-    process = Started(command(tmp_path / "a", "--policy", str(policy)), **open_.environment())
+    process = Site(tmp_path).started(NAMES[0], "--policy", str(policy))
     assert process.wait() != 0
     assert "secure is True, and the federation's server sees every report by itself" in process.printed()
 
@@ -113,7 +100,9 @@ def cut(institution, server, round_):
 @pytest.mark.slow
 def test_processes_go_on_after_a_round_that_is_void(tmp_path):
     """The last client's link is cut when it sends its masked answer; from then on a round with it has two of three."""
-    processes = started(tmp_path / "several", "--module", "regression", cut_in=1)
+    site = Site(tmp_path / "several", SECURE)
+    site.tap(NAMES[-1], cut, 1)
+    processes = site.all_started("--module", "regression")
     assert processes.pop(NAMES[-1]).wait() != 0
     ended(processes)
     printed = processes["server"].printed()
