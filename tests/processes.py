@@ -116,14 +116,14 @@ def run(folder: Path, *options: str, devices: int = 1) -> str:
     return printed
 
 
-def run_until(folder: Path, line: str, *options: str) -> None:
-    """Run until ``line`` is printed, and kill every process of the run with SIGKILL at that moment."""
-    process = Started(command(folder, *options))
-    for printed in process.lines():
-        if printed.strip() == line:
-            process.kill()
-            return
-    raise AssertionError(f"never printed {line!r}:\n{process.printed()}")
+def run_until(folder: Path, line: str, *options: str, devices: int = 1) -> None:
+    """Run until the rank that ``line`` names prints it; every process of the run is killed with SIGKILL then."""
+    ranks = [Started(command(folder, *options))] if devices == 1 else ranks_of(folder, devices, *options)
+    speaker = ranks[int(line.split()[1])]
+    said = any(printed.strip() == line for printed in speaker.lines())
+    for rank in ranks:
+        rank.kill()
+    assert said, f"never printed {line!r}:\n{speaker.printed()}"
 
 
 def model(folder: Path) -> dict[str, Any]:

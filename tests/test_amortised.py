@@ -61,14 +61,14 @@ def trained(simulator: Simulator, summary: Summary = noisy_mean, steps: int = 2)
 def test_a_gaussian_mean_has_its_closed_posterior_noise_included():
     """s | theta ~ N(theta, v), v = 1 / records + noise^2; so theta | s ~ N(s / (1 + v), v / (1 + v))."""
     simulator, v = TwoMeans(), VARIANCE
-    posterior = trained(simulator, steps=400)
+    posterior = trained(simulator, steps=150)
     sd = math.sqrt(v / (1 + v))
     for s in (torch.tensor([0.0, 1.0]), torch.tensor([-1.0, 0.5])):
-        draws = posterior(s, 20_000, generator(1))
+        draws = posterior(s, 10_000, generator(1))
         torch.testing.assert_close(draws.mean(0), s.double() / (1 + v), atol=0.12 * sd, rtol=0)
-        torch.testing.assert_close(draws.std(0), torch.full((2,), sd, dtype=torch.float64), atol=0, rtol=0.06)
+        torch.testing.assert_close(draws.std(0), torch.full((2,), sd, dtype=torch.float64), atol=0, rtol=0.1)
         assert abs(draws.T.corrcoef()[0, 1]) < 0.06
-    truth = simulator.prior(100, generator(2))
+    truth = simulator.prior(60, generator(2))
     observed = noisy_mean(simulator.simulate(truth, RECORDS, generator(3)), generator(4))
     u = ranks(truth, torch.stack([posterior(s, 200, generator(i)) for i, s in enumerate(observed)]), generator(5))
     assert uniformity(u).min() > 0.01
@@ -78,7 +78,7 @@ def test_a_gaussian_mean_has_its_closed_posterior_noise_included():
 @pytest.mark.slow
 def test_of_exchangeable_means_one_order_is_learnt():
     """The summary is sorted, so both orders fit it alike; that which ascends is the closed posterior, folded."""
-    posterior, v = trained(TwoMeans(exchangeable=True), lambda x, g: noisy_mean(x, g).sort(1).values, 200), VARIANCE
+    posterior, v = trained(TwoMeans(exchangeable=True), lambda x, g: noisy_mean(x, g).sort(1).values, 120), VARIANCE
     s, sd = torch.tensor([-1.0, 1.5]), math.sqrt(v / (1 + v))
     raw = draw_parameters(posterior.estimator, s, 5000, generator(1))
     assert (raw[:, 0] <= raw[:, 1]).double().mean() > 0.95

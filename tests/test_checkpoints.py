@@ -267,7 +267,7 @@ def test_a_private_run_pays_for_the_round_that_it_repeats(tmp_path):
 def test_two_ranks(tmp_path):
     run(tmp_path / "whole", *OPTIONS, devices=2)
     options = (*OPTIONS, "--private-states", "disk")
-    run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *options, "--devices", "2")
+    run_until(tmp_path / "killed", "rank 1 round 2 batch 0", *options, devices=2)
     run(tmp_path / "killed", *options, "--resume", devices=2)
     assert_same_run(tmp_path / "killed", tmp_path / "whole")
 

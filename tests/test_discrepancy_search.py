@@ -321,7 +321,7 @@ def test_records_are_added_to_those_that_there_are_until_it_is_exact(monkeypatch
     topped = inference.search._topped_up(at, target, covariance, generator_for("more"))
     assert topped.records > at.records
     statistics, generator = inference.search.statistics, generator_for("anew")
-    logs = torch.stack([target.discrepancies(statistics.means(at.theta, topped.records, generator)) for _ in range(10)])
+    logs = torch.stack([target.discrepancies(statistics.means(at.theta, topped.records, generator)) for _ in range(5)])
     assert 0.05 < float((0.5 * logs).var(0).mean()) < 0.1
     inference, at, target, covariance = asked()
     monkeypatch.setattr(Statistics, "means", lambda self, theta, records, generator: 5.0 + 0 * at.means)

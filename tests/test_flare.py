@@ -94,9 +94,10 @@ def test_a_dry_run_tells_what_would_leave_and_sends_nothing(tmp_path, monkeypatc
 
 
 class Fragile(FedAvg):
-    """Fails at client-1 where a file is there, once."""
+    """Fails at client-1 where a file is there, once; its rounds leave time to see so."""
 
     def train(self, client: Client, sent: Broadcast) -> Message:
+        time.sleep(0.3)
         if client.name == "client-1" and (mine := Path(os.environ["FRAGILE"])).exists():
             mine.unlink()
             raise RuntimeError("fragile")
@@ -107,7 +108,7 @@ class Fragile(FedAvg):
 def test_an_institution_that_crashes_takes_part_again_and_one_that_is_killed_does_not(tmp_path):
     """A crash is the fit's; a kill is the process's, of which FLARE has one for a site."""
     run, mine = tmp_path / "run", tmp_path / "fragile"
-    words = [*SMALL[:-1], "4000", "--data.local_steps", "200", "--trainer.default_root_dir", str(run)]
+    words = [*SMALL[:-1], "4000", "--data.local_steps", "2", "--trainer.default_root_dir", str(run)]
     words += ["--federation.algorithm", "tests.test_flare.Fragile", "--patience", "10"]
     job = Started([sys.executable, "-m", "lit_epgan", "federate", *words], FRAGILE=str(mine))
     try:

@@ -242,7 +242,7 @@ def test_three_gaussians_are_found():
     records, generator = 900, generator_for("scan", 900, 5)
     x = torch.cat([c + torch.randn(records // 3, 2, generator=generator) for c in CENTRES])
     simulator = GaussianMixture(3, 2)
-    inference = Inference.of(simulator, 0, particles=400, frequencies=32)
+    inference = Inference.of(simulator, 0, particles=120, frequencies=32)
     found = answered(inference.run(generator, 30), mean_embedding(inference.phi, x), float(records))
     assert found.kind == FOUND
     values = simulator.values(consistent(found.particles.theta, simulator.symmetries()))

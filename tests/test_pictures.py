@@ -213,14 +213,11 @@ def test_a_network_cannot_differ_from_the_data(images, capsys):
 
 def test_what_measures_nothing_says_so(images, capsys):
     assert main(["fit", *OWN]) == 0
-    cases = (("test", "test"), ("validate", "validation"))
-    for command, kind in cases:
-        told = refusal(capsys, command, *OWN)
-        assert told.startswith(f"Nothing was measured: the data module has no {kind} data.")
+    told = refusal(capsys, "test", *OWN)
+    assert told.startswith("Nothing was measured: the data module has no test data.")
     for client, part in (("a", "train"), ("b", "val")):
         (images / "own" / part).mkdir(parents=True)
         (images / "images" / client).rename(images / "own" / part / "a")
     shutil.copytree(images / "own" / "val", images / "own" / "test")
-    for command, kind in cases:
-        told = refusal(capsys, command, *OWN, "--data.path", "own")
-        assert told.startswith(f"Nothing was measured: neither GAN nor a callback logs a metric on {kind} data.")
+    told = refusal(capsys, "validate", *OWN, "--data.path", "own")
+    assert told.startswith("Nothing was measured: neither GAN nor a callback logs a metric on validation data.")

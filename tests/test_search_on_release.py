@@ -125,10 +125,9 @@ def test_the_noises_covariance_is_what_many_releases_show(z):
     torch.testing.assert_close(rest, rest[0, 0] * torch.eye(5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.0, 1.0])
-def test_a_resumed_run_ends_as_if_it_had_not_stopped(noise_multiplier, tmp_path):
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(tmp_path):
     def algorithm() -> SearchOnRelease:
-        return SearchOnRelease(noise_multiplier, noise_seed=5, **FAST)
+        return SearchOnRelease(1.0, noise_seed=5, **FAST)
 
     straight, stopped, resumed = posterior(), posterior(), posterior()
     fit(straight, data(), 5, algorithm=algorithm())

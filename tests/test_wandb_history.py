@@ -1,9 +1,8 @@
 """What the Weights & Biases logger logs, again and of a killed run: real offline files, which are read back."""
 
 import os
+import runpy
 import signal
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from lit_epgan.cli.study_run import CLI, Run
 from lit_epgan.cli.study_runner import start
 from lit_epgan.runs import MetricsFile, WandbHistory
 from lit_epgan.runs.run_folder import round_picture
-from tests.processes import ROOT, run_words
+from tests.processes import ROOT, until
 from tests.test_progress import fit
 from tests.wandb_history import configuration, history, offline_files, summary, title
 
@@ -190,7 +189,7 @@ def test_the_docs_picture_is_drawn_from_a_runs_own_file(tmp_path):
         one.log_metrics({"pictures/samples": [image], "fid": 2.0 - epoch, "epoch": epoch}, 9)  # type: ignore[arg-type]
     close()
     (file,) = offline_files(tmp_path)
-    run_words([sys.executable, str(ROOT / "docs" / "wandb_picture.py"), str(file), str(tmp_path / "run.png")])
+    runpy.run_path(str(ROOT / "docs" / "wandb_picture.py"))["draw"](file, tmp_path / "run.png")
     assert Image.open(tmp_path / "run.png").size == (640, 320)
 
 
@@ -211,11 +210,7 @@ def to_the_end(folder, *options):
 
 def killed_in_round(number, folder, *options):
     process, table = begun(folder, *options), MetricsFile(str(folder))
-    deadline = time.monotonic() + 120
-    while number not in table.finished(number + 1):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: number in table.finished(number + 1), 120)
     os.killpg(process.pid, signal.SIGKILL)
     assert process.wait(60) == -signal.SIGKILL
 
