@@ -217,6 +217,8 @@ def take_part(words: list[str]) -> int:
     end.run(round_, answers, lambda _: None)
     end.end()
     if where.role == "server":
+        module.trainer = described.trainer
+        module.on_test_start()  # which may make the metrics whose sums have come
         each = {names[k]: report for k, report in sorted(round_.__dict__.get("each", {}).items())}
         write(folder / EVALUATION, table(each, algorithm, module))
     return 0

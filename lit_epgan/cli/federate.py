@@ -12,7 +12,7 @@ from typing import Any
 
 from lit_epgan.carriers.protocol import Terms
 from lit_epgan.cli.lightning_cli import FederatedCLI
-from lit_epgan.cli.run_setup import make_room, say
+from lit_epgan.cli.run_setup import fit_networks, make_room, say
 from lit_epgan.datamodules.elsewhere import place
 from lit_epgan.fit.ends import SENT, refuse_idle_policy
 from lit_epgan.lib.errors import UserError
@@ -71,6 +71,7 @@ class Described(FederatedCLI):
         root = config.trainer.default_root_dir
         self.folder = Path(root or default_folder([str(path) for path in config.config or []])).resolve()
         self.settings, self.accept_changes = {}, False
+        fit_networks(config, self._words, str(self.subcommand))
         config.trainer.logger = False
 
     def _run_subcommand(self, subcommand: str) -> None:

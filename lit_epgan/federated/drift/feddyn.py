@@ -41,7 +41,8 @@ class FedDyn(Algorithm):
         server.state.setdefault(SLOPE, torch.zeros_like(server.parameters))
         begin_counting(server)
 
-    Report = Counted
+    class Report(Counted):
+        """A client's change, in the mean by records, and whether it is new."""
 
     def train(self, client: Client, sent: Broadcast) -> Message:
         """Steps down the changed loss: g <- g - g_k + alpha (theta_k - theta); then g_k, of a client that has moved."""
