@@ -6,21 +6,21 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_epgan.callbacks.round_evaluation import RoundEvaluation, data_dir, prefixed, sample_parts
+from lit_epgan.callbacks.round_evaluation import SampleEvaluation, data_dir, prefixed, sample_parts
 from lit_epgan.lib.errors import MissingFileError, UserError
 from lit_epgan.lib.randomness import isolated
-from lit_epgan.metrics import ExtractorName, FeatureExtractor, feature_extractor
+from lit_epgan.metrics import ExtractorName, FeatureExtractor, feature_extractor, fitting_extractor
 from lit_epgan.metrics.image_scores import ImageScores, Reference, reference
 
 Split = Literal["train", "val", "test"]
 FEWEST = 4  # images that have three neighbours
 
 
-class GenerativeMetrics(RoundEvaluation):
+class GenerativeMetrics(SampleEvaluation):
     """Logs ``fid_NAME``, ``kid_NAME``, ``precision_NAME``, ``recall_NAME`` and ``is_NAME`` of the module's samples.
 
     With an extractor of the data's classes also how many are covered, ``classes_NAME``, and the smallest class's share,
@@ -32,7 +32,7 @@ class GenerativeMetrics(RoundEvaluation):
 
     Args:
         extractor: ``digits``, ``fashion``, ``emoji``, ``inception``, ``lite0`` or ``pixels`` (the last without
-            inception score).
+            inception score); by default the one that fits the data (``fitting_extractor``).
         samples: generated images per look; 50,000 in the literature.
         real: split of the data that the samples are compared with, or several; what the extractor sees of it is kept
             in the user's cache.
@@ -49,7 +49,7 @@ class GenerativeMetrics(RoundEvaluation):
 
     def __init__(
         self,
-        extractor: ExtractorName = "digits",
+        extractor: ExtractorName | None = None,
         samples: int = 2000,
         real: Split | list[Split] = "test",
         every_n_epochs: int = 1,
@@ -71,6 +71,9 @@ class GenerativeMetrics(RoundEvaluation):
         """Make the extractor ready, so that what is missing is said before anything is trained."""
         if self._extractor is not None or stage == "predict":
             return
+        if self.name is None:
+            self.name = fitting_extractor(getattr(getattr(trainer, "datamodule", None), "dataset", None))
+            rank_zero_info(f"GenerativeMetrics looks at the images by the extractor {self.name}.")
         try:
             self._extractor = feature_extractor(self.name, data_dir(trainer))
         except MissingFileError as error:
@@ -81,6 +84,7 @@ class GenerativeMetrics(RoundEvaluation):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look at the real images, so that what is wrong with them is said before anything is trained."""
         if self._extractor is not None:
+            super().on_fit_start(trainer, pl_module)
             with torch.no_grad():
                 self._look_at_real(self._extractor.to(pl_module.device), trainer)
 

@@ -6,9 +6,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_epgan.federated.tilted_batch import check_sample
 from lit_epgan.fit.private_runs import public
 from lit_epgan.lib.bounds import at_least
-from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
 
 
@@ -51,6 +51,13 @@ class RoundEvaluation(Callback):
         return trainer.state.fn != "fit" or finished % self.every_n_epochs == 0 or finished == trainer.max_epochs
 
 
+class SampleEvaluation(RoundEvaluation):
+    """One that looks at the module's samples: a module without ``sample`` is refused before it trains."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        check_sample(pl_module, type(self).__name__)
+
+
 def data_dir(trainer: Trainer) -> str:
     """The folder of the data module's files, where an extractor that is trained on them finds them."""
     return str(getattr(getattr(trainer, "datamodule", None), "data_dir", "data"))
@@ -82,10 +89,7 @@ def sample_parts(
     Raises:
         UserError: the module has no method ``sample(n, generator)``.
     """
-    if not hasattr(pl_module, "sample"):
-        raise UserError(
-            f"{type(pl_module).__name__} has no sample(n, generator): only a generative model can be sampled."
-        )
+    check_sample(pl_module, "a callback")
     noise, each_noise = generator_for(purpose), generator_for(purpose, "each")
     for start in range(0, n, size):
         rows = min(size, n - start)

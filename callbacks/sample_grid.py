@@ -5,7 +5,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_epgan.callbacks.pictures import publish, tile
-from lit_epgan.callbacks.round_evaluation import RoundEvaluation, data_dir, sample_sets
+from lit_epgan.callbacks.round_evaluation import SampleEvaluation, data_dir, sample_sets
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
 from lit_epgan.metrics import ExtractorName, feature_extractor
@@ -13,7 +13,7 @@ from lit_epgan.metrics import ExtractorName, feature_extractor
 CANDIDATES = 10  # samples drawn for each cell of a grid by class
 
 
-class SampleGrid(RoundEvaluation):
+class SampleGrid(SampleEvaluation):
     """Writes ``samples.png``: for one generator rows x columns images, for several one row each.
 
     A module with several generators has ``sample_each(n, generator)`` -> (generators, n, *data_shape); a grid by class

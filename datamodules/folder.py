@@ -74,7 +74,8 @@ class ImageFiles(BatchDataset):
 
 
 class FolderDataModule(FederatedDataModule):
-    """A user's own images.
+    """A user's own images: batches ``[images]``, float32 (b, C, H, W) in [-1, 1], or ``[images, labels]``, labels int64
+    (b,), where there are labels.
 
     Args:
         path: a folder ``[SPLIT/]CLIENT/[LABEL/]IMAGE``, where SPLIT is train, val or test, in any case, or training,

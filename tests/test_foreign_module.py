@@ -3,6 +3,7 @@
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ from lightning.pytorch.plugins import DoublePrecision
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from lit_epgan.callbacks import GenerativeMetrics, SampleGrid
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import Algorithm
@@ -168,6 +170,13 @@ class Unasked(Weighing):
         return self.generator(torch.randn(n, 4))
 
 
+class Claiming(Foreign):
+    takes_weights = True
+
+    def training_step(self, batch, batch_idx: int) -> None:
+        self.step(batch[0], torch.full((len(batch[0]),), 1 / len(batch[0])))
+
+
 weights: list[Tensor | None] = []
 
 
@@ -185,6 +194,42 @@ def test_what_it_lacks_is_said_before_it_trains(kind, tmp_path, monkeypatch):
         fit_gan(Foreign(), ALGORITHMS[kind](), tmp_path)
     with pytest.raises(UserError, match=r"Unasked has no sample\(n, generator\), by which \w+ draws from it"):
         fit_gan(Unasked(), ALGORITHMS[kind](), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ALGORITHMS)
+def test_that_it_takes_weights_is_checked(kind, tmp_path):
+    with pytest.raises(UserError, match=r"Claiming says takes_weights = True, but its training_step has not read"):
+        fit_gan(Claiming(), ALGORITHMS[kind](), tmp_path)
+
+
+TAKEN_APART = {
+    "x, y = batch": "not enough values",
+    "x, y = batch[0], batch[1]": "list index out of range",
+    "x, y = batch['x'], batch['y']": None,  # the module's own error
+    "x, y = (1, 2, 3)[: len(batch) + 2]": "too many values",
+}
+
+
+@pytest.mark.parametrize("code", TAKEN_APART)
+def test_a_batch_that_is_taken_apart_wrongly_is_told(code, tmp_path):
+    scope: dict[str, Any] = {}
+    exec(f"def training_step(self, batch, batch_idx):\n    {code}", scope)
+    unpacking = type("Unpacking", (Foreign,), {"training_step": scope["training_step"]})()
+    words = TAKEN_APART[code]
+    with pytest.raises(UserError if words else TypeError) as caught:
+        fit_gan(unpacking, FedAvg(), tmp_path)
+    if words:
+        assert "a batch of FederatedDataModule is a list of 1: float32 (5, 1, 8, 8)." in str(caught.value)
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("callback", [GenerativeMetrics("pixels", 4, "train"), SampleGrid()])
+def test_a_callback_that_samples_refuses_who_cannot_be_sampled(callback, tmp_path, monkeypatch):
+    monkeypatch.setattr(Foreign, "step", lambda *_: pytest.fail("a step was made"))
+    monkeypatch.delattr(Foreign, "sample")
+    data = FederatedDataModule.from_datasets({"a": TensorDataset(torch.rand(20, 1, 8, 8))}, batch_size=5)
+    with pytest.raises(UserError, match=rf"Foreign has no sample.*{type(callback).__name__} draws.*def sample"):
+        fit(Foreign(), data, 1, tmp_path, callbacks=[callback], precision="32-true")
 
 
 @pytest.mark.parametrize("kind", ALGORITHMS)

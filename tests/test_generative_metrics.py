@@ -17,10 +17,11 @@ from torch_fidelity.metric_prc import prc_features_to_metric
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics, real_images
 from lit_epgan.callbacks.sample_grid import SampleGrid
 from lit_epgan.callbacks.toy_metrics import ToyMetrics
+from lit_epgan.datamodules import ImageDataModule
 from lit_epgan.datamodules.toy import ToyDataModule
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
-from lit_epgan.metrics import feature_extractor
+from lit_epgan.metrics import feature_extractor, fitting_extractor
 from lit_epgan.metrics.image_scores import ImageScores, class_coverage, confident_counts, frechet_distance, reference
 from lit_epgan.modules.gan import GAN
 from lit_epgan.networks import MLPDiscriminator, MLPGenerator
@@ -169,6 +170,19 @@ def test_a_missing_extractor_may_be_done_without_but_a_wrong_one_never(tmp_path,
     weights.parent.mkdir()
     weights.write_bytes(b"other weights")
     assert_refused("is not Inception's weights file", metrics.setup, Trainer(logger=False), LightningModule(), "fit")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_the_extractor_fits_the_data_by_default(installed, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: installed or None)
+    named = {"digits": "digits", "fashion_mnist": "fashion", "emoji": "emoji"}
+    for dataset in (*named, "cifar10", None):
+        assert fitting_extractor(dataset) == named.get(dataset, "lite0" if installed else "pixels")
+    metrics = GenerativeMetrics()
+    run = Trainer(logger=False)
+    run.datamodule = ImageDataModule("digits")
+    metrics.setup(run, LightningModule(), "fit")
+    assert metrics.name == "digits"
 
 
 LAYERS = ["2048", "logits_unbiased"]

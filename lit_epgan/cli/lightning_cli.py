@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
 from lit_epgan.callbacks import ClientReport, FederationCallback
 from lit_epgan.cli.error_messages import disk_error, explain_by_setting, own_error, user_settings
@@ -37,14 +37,16 @@ from lit_epgan.cli.run_setup import (
     place_checkpoints,
     place_loggers,
     refuse_changes,
+    refuse_missing_packages,
     say,
+    with_loggers,
 )
 from lit_epgan.fit.options import search_cheaply
 from lit_epgan.lib.atomic import replacing
 from lit_epgan.lib.errors import UserError
 from lit_epgan.runs.checkpoints import best_of, newest_whole, require_whole, seal_checkpoints, where_to_go_on
 from lit_epgan.runs.lock import locked
-from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, default_folder, is_first_rank
+from lit_epgan.runs.run_folder import CHECKPOINTS, CONFIG, MLFLOW_ID, default_folder, is_first_rank
 
 quote_numbers()
 read_null()
@@ -70,6 +72,8 @@ class SaveRunConfig(SaveConfigCallback):
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config, skip_none=False)))
+            elif isinstance(logger, MLFlowLogger) and stage == "fit":
+                (Path(trainer.default_root_dir) / MLFLOW_ID).write_text(str(logger.run_id), encoding="utf-8")
 
 
 class FederatedCLI(LightningCLI):
@@ -104,7 +108,7 @@ class FederatedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse ``args``, whatever ``sys.argv`` holds."""
-        words = list(map(str, args or []))
+        words = with_loggers(list(map(str, args or [])))
         refuse_own_seed(words)
         self._words = words
         try:
@@ -131,6 +135,7 @@ class FederatedCLI(LightningCLI):
         config.ckpt_path = self._checkpoint_for(folder, config.ckpt_path)
         fit_networks(config, self._words, str(self.subcommand))
         self._compare_settings(config)
+        refuse_missing_packages(trainer)
         if self.subcommand == "fit" and config.ckpt_path is None and not trainer.fast_dev_run:
             make_room(folder)
         place_loggers(config, folder, str(self.subcommand))

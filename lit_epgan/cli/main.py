@@ -272,6 +272,7 @@ the trainer (Lightning's)
   --trainer.accelerator NAME       cpu, gpu, auto
   --trainer.precision NAME         32-true, bf16-mixed, ...
   --trainer.default_root_dir DIR   the run's folder
+  --trainer.logger+ NAME           tensorboard, mlflow or wandb beside the others
   --trainer.logger false           no Weights & Biases, no metrics.csv
 
 going on

@@ -1,10 +1,11 @@
 """What is settled before a run: folder, loggers, checkpoints, strategy, its networks' images, and its settings."""
 
+import importlib.util
 import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pydoc import locate
 from typing import Any
@@ -16,8 +17,25 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lit_epgan.lib import tensor_file
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import meant, printable
-from lit_epgan.runs.run_folder import CHECKPOINTS, holds_a_run, is_first_rank, move_aside, wandb_has_key, wandb_id
+from lit_epgan.runs.run_folder import (
+    CHECKPOINTS,
+    MLFLOW_ID,
+    holds_a_run,
+    is_first_rank,
+    move_aside,
+    wandb_has_key,
+    wandb_id,
+)
 
+LOGGERS = {  # the short names of --trainer.logger+
+    "tensorboard": {
+        "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
+        "init_args": {"save_dir": ".", "default_hp_metric": False},  # else -1 at step 0 of every resume
+    },
+    "mlflow": {"class_path": "lightning.pytorch.loggers.MLFlowLogger", "init_args": {"experiment_name": "lit_epgan"}},
+    "wandb": {"class_path": "lit_epgan.runs.WandbHistory", "init_args": {"project": "lit_epgan"}},
+}
+PACKAGES = {"TensorBoardLogger": ["tensorboard", "tensorboardX"], "MLFlowLogger": ["mlflow"]}
 WANDB_MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
 
 
@@ -40,18 +58,24 @@ def make_room(folder: Path) -> None:
 def place_loggers(config: Namespace, folder: Path, subcommand: str) -> None:
     """Let every logger of a run's configuration that has no folder write to the run's.
 
-    A Weights & Biases run is named by the method and the seed. Each evaluation is a run of its own, so that its numbers
-    do not stand among the rounds of the training run.
+    A Weights & Biases or MLflow run is named by the method and the seed. Each evaluation is a run of its own, so that
+    its numbers do not stand among the rounds of the training run. A resumed fit goes on in the same run.
     """
     trainer = config.trainer
+    if trainer.logger in (None, True):
+        trainer.logger = Namespace(class_path="lit_epgan.runs.MetricsFile", init_args=Namespace(file="metrics.csv"))
     loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
     for logger in loggers:
-        if not isinstance(logger, Namespace):  # None, True or False
+        if not isinstance(logger, Namespace):  # False
             continue
         arguments = logger.init_args
         name = logger.class_path.rsplit(".", 1)[-1]
         if arguments.get("save_dir") in (None, "."):
             arguments.save_dir = str(folder)
+            if name == "TensorBoardLogger" and arguments.get("version") is None:
+                _place_tensorboard(logger, None if subcommand == "fit" else subcommand, config.ckpt_path)
+        if name == "MLFlowLogger":
+            _place_mlflow(arguments, folder, subcommand)
         if name == "MetricsFile" and subcommand != "fit":
             arguments.file = f"{subcommand}_{arguments.file}"
         if name in ("WandbLogger", "WandbHistory"):
@@ -59,6 +83,47 @@ def place_loggers(config: Namespace, folder: Path, subcommand: str) -> None:
             _place_wandb(arguments, folder, subcommand)
             if arguments.get("name") is None and "WANDB_NAME" not in os.environ:
                 arguments.name = _run_name(config, folder, subcommand)
+        elif name == "MLFlowLogger" and arguments.run_name is None:
+            arguments.run_name = _run_name(config, folder, subcommand)
+
+
+def refuse_missing_packages(trainer: Namespace) -> None:
+    """Raise a UserError for a logger whose package is not installed."""
+    for logger in trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]:
+        name = logger.class_path.rsplit(".", 1)[-1] if isinstance(logger, Namespace) else ""
+        packages = PACKAGES.get(name, [])
+        if packages and not any(map(importlib.util.find_spec, packages)):
+            raise UserError(f"trainer.logger: {name} needs a package: run `pip install {packages[0]}`.")
+
+
+def with_loggers(words: Sequence[str]) -> list[str]:
+    """The words with the logger of ``--trainer.logger+ tensorboard`` (or mlflow, wandb) as the parser knows it."""
+    keys, known = ("--trainer.logger", "--trainer.logger+"), []
+    for position, word in enumerate(words):
+        key, equals, name = word.rpartition("=")
+        of = key if equals else words[position - 1] if position else ""
+        logger = LOGGERS.get(name.lower()) if of in keys else None
+        known.append(word if logger is None else f"{key}{equals}{json.dumps(logger)}")
+    return known
+
+
+def _place_tensorboard(logger: Namespace, evaluation: str | None, checkpoint: str | None) -> None:
+    """A fit's events in one folder, what a killed process wrote after the checkpoint left out; an evaluation's in one
+    within."""
+    logger.init_args.version = evaluation or ""
+    if checkpoint is not None and evaluation is None:
+        steps = tensor_file.outline(checkpoint)["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
+        logger.dict_kwargs = {**(logger.get("dict_kwargs") or {}), "purge_step": steps}
+
+
+def _place_mlflow(arguments: Namespace, folder: Path, subcommand: str) -> None:
+    if arguments.tracking_uri is None:  # MLflow's newer versions refuse a folder of files
+        arguments.tracking_uri = f"sqlite:///{(folder / 'mlflow.db').absolute()}"
+    if arguments.artifact_location is None:
+        arguments.artifact_location = str((folder / "mlruns").absolute())
+    known = folder / MLFLOW_ID
+    if subcommand == "fit" and arguments.run_id is None and known.is_file():
+        arguments.run_id = known.read_text(encoding="utf-8").strip()
 
 
 def _check_wandb_keys(given: Mapping[str, Any]) -> None:

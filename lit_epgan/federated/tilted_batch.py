@@ -1,6 +1,7 @@
 """A minibatch of the tilted distribution: own data for the likelihood, samples of the cavity for the others' sites."""
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,18 +12,65 @@ from lit_epgan.lib.errors import UserError
 UNLABELLED = -100  # what torch's cross-entropy leaves out
 
 
+def check_sample(module: nn.Module, who: str) -> None:
+    """Refuse a module without ``sample(n, generator)``, by which ``who`` draws from it."""
+    try:
+        inspect.signature(getattr(module, "sample", None)).bind(1, None)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise UserError(
+            f"{type(module).__name__} has no sample(n, generator), by which {who} draws from it: give it a method "
+            "`def sample(self, n, generator=None)` that returns n samples (n, *shape of one), as of the noise "
+            "`torch.randn(n, latent_dim, generator=generator).to(self.device)`."
+        ) from error
+
+
 def check_tilted(module: nn.Module, algorithm: str) -> None:
     """Refuse a module that cannot be sampled, or does not say that its training step weighs rows."""
-    name, sample = type(module).__name__, getattr(module, "sample", None)
-    try:
-        inspect.signature(sample).bind(1, None)  # type: ignore[arg-type]
-    except TypeError as error:
-        raise UserError(f"{name} has no sample(n, generator), by which {algorithm} draws from it.") from error
+    check_sample(module, algorithm)
     if not getattr(module, "takes_weights", False):
         raise UserError(
             f"{algorithm} gives training_step batches (x, labels, weight), in which each row has a weight and the "
-            f"weights sum to 1: weigh {name}'s loss by them, and say so by the attribute takes_weights = True."
+            f"weights sum to 1: weigh {type(module).__name__}'s loss by them, and say so by the attribute "
+            "takes_weights = True."
         )
+
+
+class Weights(Tensor):
+    """Rows' weights (b,) that note whether anything but their shape was read; what is computed of them is plain."""
+
+    read = False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ not in ("__get__", "size", "dim", "__len__"):
+            for each in (*args, *(kwargs or {}).values()):
+                for tensor in each if isinstance(each, list | tuple) else (each,):
+                    if isinstance(tensor, cls):
+                        tensor.read = True
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+Tilted = tuple[Tensor, Tensor, Tensor]
+
+
+def weighed(tilted: Callable[[Any], Tilted], module: nn.Module) -> Callable[[Any], Tilted]:
+    """``tilted``, which at a client's second batch refuses a module whose step has not read the first one's weights."""
+    first: list[Weights] = []
+
+    def batch(own_batch: Any) -> Tilted:
+        x, y, weight = tilted(own_batch)
+        if not first:
+            first.append(weight.as_subclass(Weights))
+            return x, y, first[0]
+        if not first[0].read:
+            raise UserError(
+                f"{type(module).__name__} says takes_weights = True, but its training_step has not read the weights: "
+                "of a batch (x, labels, weight) multiply each row's loss by its weight, and sum."
+            )
+        return x, y, weight
+
+    return batch
 
 
 def batch_rows(batch: Any) -> Tensor:
@@ -39,9 +87,7 @@ def row_counts(rows: int, own_rows: int, other_rows: int | None) -> tuple[int, i
     return own, max(1, rows - own)
 
 
-def tilted_batch(
-    batch: Any, own: int, replay: Tensor, share: float, replay_labels: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def tilted_batch(batch: Any, own: int, replay: Tensor, share: float, replay_labels: Tensor | None = None) -> Tilted:
     """A batch (x, y, weight) that weighs own rows ``share`` in all and the cavity's samples the rest.
 
     Args:

@@ -6,10 +6,12 @@ that says what would break with a new Lightning.
 
 import copy
 import os
+import re
 import subprocess
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,6 +21,9 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.call import _call_callback_hooks, _call_lightning_module_hook
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+
+from lit_epgan.lib.errors import UserError
 
 
 class RoundLoop(_TrainingEpochLoop):
@@ -137,9 +142,14 @@ class RoundLoop(_TrainingEpochLoop):
         if self._takes_index:
             arguments["batch_idx"] = number
         with trainer.profiler.profile("run_training_batch"):
-            if trainer.lightning_module.automatic_optimization:
-                return self.automatic_optimization.run(trainer.optimizers[0], number, arguments)
-            return self.manual_optimization.run(arguments)
+            try:
+                if trainer.lightning_module.automatic_optimization:
+                    return self.automatic_optimization.run(trainer.optimizers[0], number, arguments)
+                return self.manual_optimization.run(arguments)
+            except (ValueError, IndexError) as error:
+                if (told := _about_batch(error, batch, trainer)) is None:
+                    raise
+                raise told from error
 
     def stepped(self, steps: int) -> None:
         """Clients have taken so many steps outside of this loop: side by side."""
@@ -266,6 +276,30 @@ def between_rounds(fit_loop: dict[str, Any], rounds: int) -> None:
     batches["is_last_batch"] = False
     batches["total"].update(dict.fromkeys(("ready", "started", "processed"), batches["total"]["completed"]))
     batches["current"].update(dict.fromkeys(("ready", "started", "processed", "completed"), 0))
+
+
+def _about_batch(error: Exception, batch: Any, trainer: Trainer) -> UserError | None:
+    """What a batch holds, where the module's own code has taken it apart as if it held something else."""
+    *_, (frame, line) = walk_tb(error.__traceback__)
+    unpacks = re.search("values to unpack|(list|tuple) index out of range", str(error))
+    if not unpacks or not any(value is batch for value in frame.f_locals.values()):
+        return None
+    return UserError(
+        f"{type(trainer.lightning_module).__name__} takes a batch apart that holds something else ({error}: "
+        f"{frame.f_code.co_filename}, line {line}): a batch of {type(trainer.datamodule).__name__} is "  # type: ignore[attr-defined]
+        f"{_contents(batch)}. docs/federating.md says what a batch of each data module holds."
+    )
+
+
+def _contents(batch: Any) -> str:
+    """``a list of 2: float32 (8, 3, 32, 32), int64 (8)``."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} ({', '.join(map(str, batch.shape))})"
+    if isinstance(batch, Mapping):
+        return f"a dictionary: {', '.join(f'{name}: {_contents(value)}' for name, value in batch.items())}"
+    if isinstance(batch, list | tuple):
+        return f"a {type(batch).__name__} of {len(batch)}: {', '.join(map(_contents, batch))}"
+    return type(batch).__name__
 
 
 class RoundStart:

@@ -1,11 +1,12 @@
 """Metrics of generated samples: extractors of features, scores of images, scores of points in the plane."""
 
+import importlib.util
 from typing import Literal
 
 from lit_epgan.lib.errors import UserError
 from lit_epgan.metrics.feature_extractors import FeatureExtractor, Pixels
 from lit_epgan.metrics.image_classifiers import digits_classifier, emoji_classifier, fashion_classifier
-from lit_epgan.metrics.pretrained_extractors import Inception, Lite0, Lite0Blocks
+from lit_epgan.metrics.pretrained_extractors import PACKAGE, Inception, Lite0, Lite0Blocks
 
 ExtractorName = Literal["digits", "fashion", "emoji", "inception", "lite0", "pixels"]
 
@@ -29,4 +30,19 @@ def feature_extractor(name: str, data_dir: str = "data") -> FeatureExtractor:
     raise UserError(f"extractor {name!r} does not exist: choose digits, fashion, emoji, inception, lite0 or pixels.")
 
 
-__all__ = ["ExtractorName", "FeatureExtractor", "Lite0", "Lite0Blocks", "Pixels", "feature_extractor"]
+def fitting_extractor(dataset: str | None = None) -> ExtractorName:
+    """The extractor of a known set of images, ``digits``, ``fashion_mnist`` or ``emoji``, else ``lite0`` where its
+    package is installed, else ``pixels``: the latter two take images of any size and colour."""
+    classifiers: dict[str | None, ExtractorName] = {"digits": "digits", "fashion_mnist": "fashion", "emoji": "emoji"}
+    return classifiers.get(dataset) or ("lite0" if importlib.util.find_spec(PACKAGE) else "pixels")
+
+
+__all__ = [
+    "ExtractorName",
+    "FeatureExtractor",
+    "Lite0",
+    "Lite0Blocks",
+    "Pixels",
+    "feature_extractor",
+    "fitting_extractor",
+]

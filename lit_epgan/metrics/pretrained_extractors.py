@@ -52,7 +52,7 @@ class Inception(FeatureExtractor):
         if not path.is_file():
             raise MissingFileError(
                 f"IS and FID need Inception's weights, which are not here: place the file {self.source} at {path}, "
-                "or choose the extractor digits or lite0."
+                "or choose the extractor lite0 or pixels."
             )
         self.network = _inception(published_weights(path, self.sha256, "Inception", self.source))
 

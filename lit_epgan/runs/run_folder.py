@@ -17,6 +17,7 @@ CONFIG = "config.yaml"
 END = "end.json"
 PICTURES = "pictures"
 WANDB_ID = "wandb_id.txt"
+MLFLOW_ID = "mlflow_id.txt"
 INSTITUTIONS = "institutions"  # of a federation of processes: a folder for each
 SERVER_LOG = "server.log"
 

@@ -21,6 +21,7 @@ from lit_epgan.bayes import (
 from lit_epgan.bayes.factor import SENSITIVITY, clipped
 from lit_epgan.bayes.feature_maps import FlatFeatures
 from lit_epgan.engine import Broadcast, Client, Message, Server, merged, scalar
+from lit_epgan.federated.tilted_batch import check_sample
 from lit_epgan.lib.bounds import above, at_least, one_of
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
@@ -244,11 +245,7 @@ class EmbeddingRelease:
         """Make the features and the code for the module's data; everybody makes the same. ``network`` is that of a
         submodule that is taken as features, as ``network`` gave it; by default as it is now. UserError: the module
         cannot be sampled, or the features do not suit its samples."""
-        if not hasattr(module, "sample"):
-            raise UserError(
-                f"{type(module).__name__} has no sample(n, generator), by which the shape of its data is known: "
-                "mean embeddings are for generative modules"
-            )
+        check_sample(module, "the mean embedding")
         shape = sample_shape(module)
         image = len(shape) == 3 or self.stacked is not None
         code, self._seed = self._code(shape), seed

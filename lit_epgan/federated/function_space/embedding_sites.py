@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lit_epgan.bayes import EmbeddingFactor, SimplexWeights
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Plan, Rounds, Server, passing
 from lit_epgan.federated.function_space.embedding_release import TOTAL, VERSION, EmbeddingRelease, Release
-from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
+from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch, weighed
 from lit_epgan.lib.bounds import at_least
 
 WEIGHTS, WEIGHTS_OF, SENT = "embedding.weights", "embedding.weights_of", "embedding.sent"
@@ -152,7 +152,7 @@ class EmbeddingSites(Around):
             replay = points[drawn.to(points.device)]
             return tilted_batch(own_batch, own, replay, counts / (counts + float(cavity.count)))
 
-        return batch
+        return weighed(batch, client.module)
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``herded``: the points alone, of one message of each client and no round."""

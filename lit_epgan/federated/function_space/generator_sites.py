@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.engine import Algorithm, Around, Broadcast, Client, Exchange, Message, Rounds, Server, merged, passing
-from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch
+from lit_epgan.federated.tilted_batch import batch_rows, check_tilted, row_counts, tilted_batch, weighed
 from lit_epgan.lib.bounds import at_least, within
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
@@ -125,13 +125,13 @@ class GeneratorSites(Around):
         return [k for k in sites if k != client]
 
     def build(self, module: nn.Module, seed: int) -> nn.ModuleDict | None:
-        known = [name for name, _ in module.named_children()]
-        if self.generator not in known or not hasattr(module, "sample"):
-            raise UserError(
-                f"GeneratorSites needs a module with sample(n, generator) and a submodule {self.generator!r}; "
-                f"{type(module).__name__} has the submodules {', '.join(known)}: set the algorithm's generator"
-            )
         check_tilted(module, type(self).__name__)
+        known = [name for name, _ in module.named_children()]
+        if self.generator not in known:
+            raise UserError(
+                f"GeneratorSites.generator is {self.generator!r}, but {type(module).__name__} has the submodules "
+                f"{', '.join(known)}: set --federation.algorithm.generator to the one that sample draws from."
+            )
         return super().build(module, seed)
 
     def round(self, server: Server) -> Rounds:
@@ -196,7 +196,7 @@ class GeneratorSites(Around):
                 own_batch, own, replay, client.records / (client.records + float(records.sum())), labels
             )
 
-        return batch
+        return weighed(batch, client.module)
 
     def _kept(self, client: Client, tensors: SiteTensors, before: Tensor) -> Message:
         """The site that the module holds is the client's; how it has changed."""
