@@ -26,7 +26,7 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
        python -m lit_epgan federate --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan inspect --config NAME.yaml [--KEY VALUE ...]
        python -m lit_epgan privacy {{show,give-back}} LEDGER
-       python -m lit_epgan privacy show LEDGER
+       python -m lit_epgan new NAME
 
   fit        train; everything goes to one folder, runs/NAME (or --trainer.default_root_dir DIR)
   validate   evaluate the newest checkpoint of the run (or --ckpt_path FILE) on the validation data
@@ -37,6 +37,7 @@ HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --confi
   federate   as fit, a process for the server and one for each client, carried by NVIDIA FLARE
   inspect    look at users' data under differential privacy: groups side by side, detectors, one HTML page
   privacy    show what runs on a private data set have spent of its budget; give-back: what dead ones have reserved
+  new        a folder with a module, a data module, a configuration and a test, to begin your own from
 
   --config NAME.yaml         looked up in the working directory, then in configs/
     --config algorithms/NAME.yaml   another algorithm on top of it; everything goes to runs/NAME_ALGORITHM
@@ -54,7 +55,7 @@ inspections: {inspections}
 LIT_EPGAN_DEBUG=1 shows the traceback behind an error.
 """
 LEDGER = "python -m lit_epgan privacy {show,give-back} LEDGER"
-COMMANDS = ("fit", "validate", "test", "predict", "study", "compare", "federate", "inspect", "privacy")
+COMMANDS = ("fit", "validate", "test", "predict", "study", "compare", "federate", "inspect", "privacy", "new")
 
 
 def main(args: list[str] | None = None) -> int:
@@ -121,6 +122,10 @@ def _run(args: list[str]) -> int:
         return inspect(args[1:])
     if command == "privacy":
         return privacy(args[1:])
+    if command == "new":
+        from lit_epgan.cli.new import new
+
+        return new(args[1:])
     if command == "evaluate":  # as `federate --evaluate` starts its ends
         with importing():
             from lit_epgan.cli.evaluation import take_part
