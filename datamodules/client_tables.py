@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 import yaml
 from torch import Tensor
@@ -33,6 +32,9 @@ from lit_epgan.lib.bounds import one_of, within
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
 from lit_epgan.lib.text import few, in_order, same_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_CLASSES = 50
 
@@ -114,7 +116,7 @@ class ClientTables(FederatedDataModule):
         self.places: list[str] = []
         self._unlabelled: dict[str, TensorDataset] = {}
 
-    def read(self) -> dict[str, pd.DataFrame]:
+    def read(self) -> "dict[str, pd.DataFrame]":
         """Every client's table, all of texts; empty ones, or ``NA`` and the like, are missing. Of two levels of an
         index the first is a file, the second a line."""
         raise NotImplementedError
@@ -187,7 +189,7 @@ class ClientTables(FederatedDataModule):
             labels={n: targets[n][own.train] for n, own in clients.items()} if given.target.classes else None,
         )
 
-    def _columns(self, tables: dict[str, pd.DataFrame]) -> dict[str, dict[str, Column]]:
+    def _columns(self, tables: "dict[str, pd.DataFrame]") -> dict[str, dict[str, Column]]:
         for name, table in tables.items():
             if not len(table):
                 raise UserError(f"client {name!r} has no rows: give it some, or leave it out")
@@ -322,7 +324,7 @@ class ClientTables(FederatedDataModule):
         return self._held_out(self._unlabelled) if self._unlabelled else super().predict_dataloader()
 
 
-def _where(client: str, index: pd.Index) -> Any:
+def _where(client: str, index: "pd.Index") -> Any:
     def where(row: int) -> str:
         if index.nlevels > 1:
             file, line = index[row]

@@ -1,10 +1,9 @@
 """One table, dealt to clients whose classes are imbalanced; the embedded breast cancer data as hospitals."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -13,6 +12,9 @@ from lit_epgan.datamodules.partition import dirichlet
 from lit_epgan.lib.bounds import at_least
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class DealtTable(ClientTables):
@@ -53,12 +55,14 @@ class DealtTable(ClientTables):
             raise UserError(f"data.ratio is {ratio}: the frequent class stands to the rare one as at least 1")
         self.sites, self.partition, self.beta, self.ratios = sites, partition, beta, ratios
 
-    def whole(self) -> pd.DataFrame:
+    def whole(self) -> "pd.DataFrame":
         """The table that is dealt: numbers, and the column ``label`` of classes."""
         raise NotImplementedError
 
-    def read(self) -> dict[str, pd.DataFrame]:
+    def read(self) -> "dict[str, pd.DataFrame]":
         """The clients' tables. UserError: there are not enough rows for so many clients."""
+        import pandas as pd
+
         table = self.whole()
         if self.sites > len(table):
             raise UserError(f"data.sites is {self.sites}, but there are only {len(table)} rows: ask for fewer")
@@ -67,7 +71,7 @@ class DealtTable(ClientTables):
         rows = {f"site-{k}": own[self._thinned(codes[own], ratio, k)] for k, (own, ratio) in dealt}
         return {name: table.iloc[own.numpy()].map(str).astype(object) for name, own in rows.items()}
 
-    def _dealt(self, table: pd.DataFrame, labels: Tensor) -> list[Tensor]:
+    def _dealt(self, table: "pd.DataFrame", labels: Tensor) -> list[Tensor]:
         generator = generator_for(self.split_seed, "sites")
         if self.partition == "iid":
             return alike(labels, self.sites, generator)
@@ -106,7 +110,8 @@ class BreastCancerDataModule(DealtTable):
     def __init__(self, held_out: float = 0.3, **options: Any) -> None:
         super().__init__(held_out=held_out, **options)
 
-    def whole(self) -> pd.DataFrame:
+    def whole(self) -> "pd.DataFrame":
+        import pandas as pd
         from sklearn.datasets import load_breast_cancer  # other data sets do without it
 
         table = load_breast_cancer()

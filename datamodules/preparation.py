@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from decimal import Decimal
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few, in_order, same_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Kind = Literal["number", "boolean", "date", "category", "ignore"]
 KINDS = ("number", "boolean", "date", "category", "ignore")
@@ -112,7 +114,9 @@ class Column:
         where: names the place of a row, for messages.
     """
 
-    def __init__(self, text: pd.Series, where: Callable[[int], str]) -> None:
+    def __init__(self, text: "pd.Series", where: Callable[[int], str]) -> None:
+        import pandas as pd
+
         self.text, self.where, self.name = text.to_numpy(object), where, str(text.name)
         self.codes, texts = pd.factorize(self.text)
         self.texts = [str(each) for each in texts]
@@ -125,6 +129,8 @@ class Column:
     @cached_property
     def number(self) -> np.ndarray:
         """The numbers, float64 (n,), NaN where there are none. UserError: points and commas stand for the same."""
+        import pandas as pd
+
         texts = pd.Series(self.texts, dtype=object).str.replace("\N{MINUS SIGN}", "-")
         point, comma = (texts.str.fullmatch(pattern).fillna(False).to_numpy(bool) for pattern in (POINT, COMMA))
         if comma.any() and self._all(point | comma):
@@ -140,6 +146,8 @@ class Column:
     @cached_property
     def date(self) -> np.ndarray:
         """Days since 1970, float64 (n,), NaN where there is no date. UserError: nobody knows which is the day."""
+        import pandas as pd
+
         texts = pd.Series(self.texts, dtype=object)
         days = np.full(len(texts), np.nan)
         formats = dict(DATES)
@@ -381,6 +389,8 @@ class Preparation:
 
 
 def _shown(mean: float, kind: str) -> str:
+    import pandas as pd
+
     return str(pd.Timestamp(mean, unit="D").date()) if kind == "date" else f"{mean:.4g}"
 
 

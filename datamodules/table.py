@@ -1,15 +1,16 @@
 """Any table whose rows belong to clients: a file for each, or one file with a column that says whose a row is."""
 
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from lit_epgan.datamodules.client_tables import ClientTables
 from lit_epgan.datamodules.preparation import is_missing
 from lit_epgan.lib.csv_table import read_csv_table
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few, same_name
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILES = (".csv", ".tsv", ".parquet")
 TOTALS = {"total", "totals", "subtotal", "grand total", "sum", "average", "mean", "gesamt", "summe", "overall"}
@@ -31,8 +32,10 @@ class TableDataModule(ClientTables):
         if client is not None and client in (self.label, *(self.features or [])):
             raise UserError(f"data.client is {client!r}, which is the label or a feature: a column is one of them")
 
-    def read(self) -> dict[str, pd.DataFrame]:
+    def read(self) -> "dict[str, pd.DataFrame]":
         """The clients' tables. UserError: a file is missing, or no such table; with file and line."""
+        import pandas as pd
+
         tables = [_read(file) for file in self._files()]
         asked = [self.label, *([self.client] if self.client else []), *(self.features or [])]
         columns = {same_name(name): name for name in asked}  # as they are asked for, else as the first file writes them
@@ -59,7 +62,7 @@ class TableDataModule(ClientTables):
             )
         return self._by_client(whole, names)
 
-    def _by_client(self, whole: pd.DataFrame, names: pd.Series) -> dict[str, pd.DataFrame]:
+    def _by_client(self, whole: "pd.DataFrame", names: "pd.Series") -> "dict[str, pd.DataFrame]":
         keys = {str(name): same_name(str(name)) for name in names.unique()}
         first: dict[str, str] = {}
         for name, key in keys.items():
@@ -88,8 +91,10 @@ class TableDataModule(ClientTables):
         return [self.path]
 
 
-def _read(file: Path) -> pd.DataFrame:
+def _read(file: Path) -> "pd.DataFrame":
     """All texts of a file, by (file, line). UserError: it is no table, has no rows, or ends in a row of totals."""
+    import pandas as pd
+
     if file.suffix.lower() == ".parquet":
         table = _parquet(file)
     else:
@@ -112,7 +117,9 @@ def _read(file: Path) -> pd.DataFrame:
     return table
 
 
-def _parquet(file: Path) -> pd.DataFrame:
+def _parquet(file: Path) -> "pd.DataFrame":
+    import pandas as pd
+
     try:
         table = pd.read_parquet(file)
     except ImportError as error:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from pyro.infer import MCMC, NUTS
 from sklearn.datasets import load_diabetes
 from torch import Tensor, nn
 
@@ -77,6 +76,8 @@ def variational() -> GaussianPosterior:
 
 def exact(draws: int, seed: int) -> Tensor:
     """Draws (draws, 22) from the pooled posterior, in the order of a module's parameters."""
+    from pyro.infer import MCMC, NUTS  # a peer, needed where it runs
+
     x, y = records()
 
     def energy(at: dict[str, Tensor]) -> Tensor:
