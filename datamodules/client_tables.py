@@ -19,11 +19,11 @@ from lit_epgan.datamodules.preparation import (
     Column,
     ColumnSums,
     Kind,
+    Label,
     MixedColumnError,
     Moments,
     Preparation,
     Sums,
-    Target,
     findings,
     level,
     spelled,
@@ -252,7 +252,7 @@ class ClientTables(FederatedDataModule):
             if self.predicts == "classes" and len(counts := spelled(told_of[self.label].texts)) == 1:
                 self._found.append(f"all training rows of {name} are of the class {next(iter(counts))!r}")
 
-    def _target(self, clients: Mapping[str, ClientRows], sums: Mapping[str, Sums]) -> Target:
+    def _target(self, clients: Mapping[str, ClientRows], sums: Mapping[str, Sums]) -> Label:
         own: list[ColumnSums] = [client[self.label] for client in sums.values()]
         if not any(each.present for each in own):
             raise UserError(f"no row has a value in the column {self.label!r}, the label")
@@ -263,7 +263,7 @@ class ClientTables(FederatedDataModule):
             moments = Moments.pooled([each.number for each in own])
             if moments.constant:
                 raise UserError(f"the label {self.label!r} is the same number in all training rows")
-            return Target(self.label, mean=moments.mean, sd=moments.sd)
+            return Label(self.label, mean=moments.mean, sd=moments.sd)
         counts = spelled({text: sum(each.texts.get(text, 0) for each in own) for each in own for text in each.texts})
         if self.classes is None:
             if sum(each.whole for each in own) < sum(each.numbers for each in own) or len(counts) > MOST_CLASSES:
@@ -274,16 +274,16 @@ class ClientTables(FederatedDataModule):
             names = sorted(counts, key=in_order)
             if len(names) < 2:
                 raise UserError(f"all labels are {names[0]!r}: there is nothing to tell apart")
-            return Target(self.label, names, [counts[name] for name in names])
+            return Label(self.label, names, [counts[name] for name in names])
         by_level = {level(name): n for name, n in counts.items()}
         known = {level(name) for name in self.classes}
         if unknown := [name for name in counts if level(name) not in known]:
             raise UserError(
                 f"the label {self.label!r} has rows of the class {few(unknown)}, which data.classes does not name"
             )
-        return Target(self.label, self.classes, [by_level.get(level(name), 0) for name in self.classes])
+        return Label(self.label, self.classes, [by_level.get(level(name), 0) for name in self.classes])
 
-    def _targets(self, own: ClientRows, target: Target) -> Tensor:
+    def _targets(self, own: ClientRows, target: Label) -> Tensor:
         column = own.columns.get(self.label)
         if column is None:
             return torch.zeros(len(own), dtype=torch.int64)

@@ -260,7 +260,7 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class Target:
+class Label:
     """What is predicted: one of the classes in the order of their numbers, of which ``counts`` stand in the training
     rows; or, without classes, a number, which becomes (y - mean) / sd."""
 
@@ -288,12 +288,12 @@ class Preparation:
     """
 
     features: list[Feature]
-    target: Target
+    target: Label
     left_out: dict[str, str] = field(default_factory=dict)
 
     @staticmethod
     def fit(
-        clients: Sequence[Sums], columns: Sequence[str], target: Target, kinds: Mapping[str, Kind] | None = None
+        clients: Sequence[Sums], columns: Sequence[str], target: Label, kinds: Mapping[str, Kind] | None = None
     ) -> "Preparation":
         """The preparation of all clients' rows together, of what each tells of its own; the clients' order does not
         matter. MixedColumnError: a column is of no one kind. UserError: no column is left.

@@ -18,7 +18,7 @@ from sklearn.utils.class_weight import compute_class_weight
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import TableDataModule
-from lit_epgan.datamodules.preparation import Column, Moments, Preparation, Target
+from lit_epgan.datamodules.preparation import Column, Label, Moments, Preparation
 from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import Classifier
 from lit_epgan.networks import MLPBackbone
@@ -50,9 +50,9 @@ def hospitals():
 def test_a_preparation_from_sums_is_scikit_learns_of_the_pooled_table():
     tables, names = hospitals(), ["age", "dose", "ward", "smoker"]
     texts = [own.map(lambda x: "" if x != x else str(x)) for own in tables]
-    fitted = Preparation.fit(sums(texts), names, Target("died", ["0", "1"]))
-    assert fitted == Preparation.fit(sums(texts), names, Target("died", ["0", "1"]))
-    other = Preparation.fit(sums(texts[::-1]), names, Target("died", ["0", "1"]))
+    fitted = Preparation.fit(sums(texts), names, Label("died", ["0", "1"]))
+    assert fitted == Preparation.fit(sums(texts), names, Label("died", ["0", "1"]))
+    other = Preparation.fit(sums(texts[::-1]), names, Label("died", ["0", "1"]))
     assert [f.levels for f in fitted.features] == [f.levels for f in other.features]
     whole = pd.concat(tables).replace({"smoker": {"yes": 1.0, "no": 0.0}}).infer_objects()
     pooled = make_column_transformer(
@@ -99,13 +99,13 @@ def test_a_column_is_read_as_it_is_written(case):
     own = column([t.strip() for t in texts])
     if case == "text":
         with pytest.raises(Exception, match="x"):  # most of it are numbers
-            Preparation.fit([{"x": own.sums(np.arange(3))}], ["x"], Target("y"))
+            Preparation.fit([{"x": own.sums(np.arange(3))}], ["x"], Label("y"))
         assert own.odd("number") == "line 4: 'x'"
         kinds = {"x": "category"}
-        (feature,) = Preparation.fit([{"x": own.sums(np.arange(3))}], ["x"], Target("y"), kinds).features
+        (feature,) = Preparation.fit([{"x": own.sums(np.arange(3))}], ["x"], Label("y"), kinds).features
         assert feature.levels == ["1", "2", "x"]
         return
-    (feature,) = Preparation.fit([{"x": own.sums(np.arange(len(texts)))}], ["x"], Target("y")).features
+    (feature,) = Preparation.fit([{"x": own.sums(np.arange(len(texts)))}], ["x"], Label("y")).features
     assert feature.kind == kind
     np.testing.assert_array_equal(own.read(kind), numbers)
 

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from lit_epgan.datamodules import ClientData, FederatedDataModule
 
 
-class Model(LightningModule):
+class MyModel(LightningModule):
     """A LightningModule as it would be on pooled data."""
 
     higher_is_better: ClassVar = {"val_loss": False}  # so that the worst client is known

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lightning.pytorch import Trainer, seed_everything
-from mine import Clients, Model
+from mine import Clients, MyModel
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.cli.main import main
@@ -12,7 +12,7 @@ from lit_epgan.cli.main import main
 def test_the_loss_falls(tmp_path: Path) -> None:
     """To less than half of what it was, in two rounds."""
     seed_everything(0)
-    model, data = Model(), Clients()
+    model, data = MyModel(), Clients()
     trainer = Trainer(max_epochs=2, callbacks=[FederationCallback()], default_root_dir=tmp_path, logger=False)
     (before,) = trainer.validate(model, data, verbose=False)
     trainer.fit(model, datamodule=data)
