@@ -70,7 +70,7 @@ class ImagesByUser(FederatedDataModule):
 
     def load(self) -> ClientData:
         """Deal the users: images, float tensors (n, 1, 28, 28) in [-1, 1], background -1, and labels (n,)."""
-        users = self.read()
+        users = {name: own for name, own in self.read().items() if len(own.labels)}
         names, others = deal(sorted(users), self.held_out, self.clients_wanted, self.split_seed)
         inverted = inverted_users(names, self.inverted, self.split_seed)
         held_out: Dataset | None = ConcatDataset([_records(users[name]) for name in others]) if others else None
@@ -89,15 +89,17 @@ def _records(own: Own, inverted: bool = False) -> ImageRecords:
 
 def _own_images(pixels: Any, labels: Any, whose: str) -> Own:
     """One user's images out of ink 0 on paper 1, numbers (n, 784) or (n, 28, 28), and labels (n,) in 0 .. 61, as the
-    public files have them. UserError: they are anything else."""
+    public files have them; a user may have none. UserError: they are anything else."""
     try:
         x, y = np.asarray(pixels, dtype=np.float32), np.asarray(labels)
     except (TypeError, ValueError) as error:
         raise UserError(f"{whose}: the images are not numbers of one shape; place the published file anew") from error
-    if y.ndim != 1 or not len(y) or x.shape not in ((len(y), SIDE * SIDE), (len(y), SIDE, SIDE)):
+    if y.shape == (0,) and not x.size:
+        return Own(torch.empty(0, 1, SIDE, SIDE, dtype=torch.uint8), torch.empty(0, dtype=torch.int64))
+    if y.ndim != 1 or x.shape not in ((len(y), SIDE * SIDE), (len(y), SIDE, SIDE)):
         raise UserError(
             f"{whose}: images of the shape {x.shape} and labels of the shape {y.shape}, where (n, {SIDE * SIDE}) or "
-            f"(n, {SIDE}, {SIDE}) and (n,) should be, n at least 1; place the published file anew"
+            f"(n, {SIDE}, {SIDE}) and (n,) should be; place the published file anew"
         )
     if not (x.min() >= 0 and x.max() <= 1):  # nor where one is NaN
         raise UserError(f"{whose}: a pixel is no number from 0 to 1; place the published file anew")
@@ -150,10 +152,20 @@ def _read_leaf(path: Path) -> dict[str, Own]:
     names, data = (content.get(key) for key in ("users", "user_data")) if isinstance(content, dict) else (None, None)
     if not isinstance(names, list) or not isinstance(data, dict):
         raise UserError(f"{path} is not LEAF's: it has no list 'users' and no object 'user_data'; place the right file")
-    return {
+    found = {
         str(name): _of_leaf(data.get(name) if isinstance(name, str) else None, f"{path}, user {name!r}")
         for name in names
     }
+    if len(found) < len(names) or (others := sorted(set(data) - set(found))):
+        who = few(others) if len(found) == len(names) else few([n for n in found if names.count(n) > 1])
+        raise UserError(f"{path} contradicts itself: 'users' and 'user_data' do not agree on {who}; place it anew")
+    counts = content.get("num_samples", [len(own.labels) for own in found.values()])
+    wrong = [name for name, own, count in zip(found, found.values(), counts, strict=False) if count != len(own.labels)]
+    if wrong or len(counts) != len(found):
+        raise UserError(
+            f"{path} contradicts itself: 'num_samples' is not how many samples users have ({few(wrong)}); place it anew"
+        )
+    return found
 
 
 def _of_leaf(entry: Any, whose: str) -> Own:

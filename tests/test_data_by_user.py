@@ -81,6 +81,10 @@ BROKEN = {
     "text": (lambda c: changed(c, lambda c: c["user_data"][FIRST]["x"][0].__setitem__(3, "a")), "not numbers"),
     "nan": (lambda c: changed(c, lambda c: c["user_data"][FIRST]["x"][0].__setitem__(3, math.nan)), "no number from"),
     "bytes": (lambda c: changed(c, lambda c: c["user_data"][FIRST]["x"][0].__setitem__(3, 200)), "from 0 to 1"),
+    "twice": (lambda c: changed(c, lambda c: c["users"].append(FIRST)), f"do not agree on {FIRST}"),
+    "not listed": (lambda c: changed(c, lambda c: c["users"].remove(FIRST)), f"do not agree on {FIRST}"),
+    "counts": (lambda c: changed(c, lambda c: c["num_samples"].__setitem__(0, 9)), f"not how many .*{FIRST}"),
+    "fewer counts": (lambda c: changed(c, lambda c: c["num_samples"].pop()), "not how many"),
     "label": (lambda c: changed(c, lambda c: c["user_data"][FIRST]["y"].__setitem__(0, 62)), "no class from 0 to 61"),
     "letter": (lambda c: changed(c, lambda c: c["user_data"][FIRST]["y"].__setitem__(0, "A")), "no class from 0 to 61"),
 }
@@ -94,6 +98,15 @@ def test_a_broken_json_file_is_one_sentence(kind, tmp_path):
         LeafDataModule(str(tmp_path), batch_size=4).load()
     assert "all_data_0.json" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_writer_without_images_sits_out(tmp_path):
+    content = leaf_content(list(SIZES)[:3])
+    content["user_data"][FIRST] = {"x": [], "y": []}
+    content["num_samples"][0] = 0
+    (tmp_path / "all_data_0.json").write_text(json.dumps(content))
+    data = LeafDataModule(str(tmp_path), batch_size=2, held_out=0.5).load()
+    assert [*data.train, len(data.test)] in (["f0002_02", SIZES["f0003_10"]], ["f0003_10", SIZES["f0002_02"]])
 
 
 def test_a_writer_in_two_files_is_refused_and_no_class_means_a_gap(tmp_path):
