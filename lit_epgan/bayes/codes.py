@@ -38,7 +38,7 @@ class Points(nn.Module):
         return ((2 * uniform - 1) * self.bound).to(self.spread)
 
     def forward(self, codes: Tensor) -> Tensor:
-        """Points (n, *data_shape)."""
+        """The points (n, *data_shape) that codes (n, q) stand for."""
         return clamped(codes, self.bound).unflatten(1, self.data_shape)
 
 

@@ -41,7 +41,7 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """Mean; NaN without values."""
+        """The mean of the runs' values; NaN where there are none."""
         return statistics.mean(self.values) if self.values else math.nan  # exact, so that equal values have no spread
 
     @property

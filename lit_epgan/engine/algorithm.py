@@ -370,6 +370,6 @@ class AlgorithmNetworks:
         return {} if self.server is None else {NETWORKS: Weighted(self._flat.vector - self.server, weight)}
 
     def apply(self, change: Tensor) -> None:
-        """Move the server's networks."""
+        """Move the server's networks by the clients' mean change ``change`` (d,)."""
         assert self.server is not None
         self.server += change

@@ -102,7 +102,7 @@ class PlainFederation:
 
     @property
     def server(self) -> Server:
-        """The server."""
+        """The server's side: its parameters, its state and the module."""
         return self.federation.server
 
     @torch.no_grad()

@@ -76,7 +76,7 @@ class FixedSize(Sampler):
         return [[k] for k in sorted(clients[i] for i in order[: self.size])]
 
     def rate(self, clients: int) -> float:
-        """size / clients."""
+        """The probability with which a client is drawn, size / clients."""
         return self.size / clients
 
     def check(self, clients: int) -> None:
@@ -110,7 +110,7 @@ class InTurn(Sampler):
         return [[k] for k in clients[n * group // self.groups : n * (group + 1) // self.groups]]
 
     def rate(self, clients: int) -> float:
-        """1 / groups."""
+        """The probability with which a client is drawn, 1 / groups."""
         return 1 / self.groups
 
     def check(self, clients: int) -> None:

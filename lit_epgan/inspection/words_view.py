@@ -134,18 +134,9 @@ class WordsView(View):
             "Nothing else: no sentence, and no word or count below the threshold.",
         ]
         if spelling is not None:
-            part = whole.part(SHARE, "spelling")
-            total = part(spelling.given(text.sentences) for text in texts)
-            compared = spelling.compared(total, len(texts), part.noise_multiplier, self.tolerance, rate)
-            checks += compared
-            hints = zip(compared, STATISTICS, strict=True)
-            differ = [f"Users and public text differ in {x.title}: {x.hint}." for check, x in hints if check.alarm]
-            sentences = [*differ, *sentences]
-            released.insert(
-                -1,
-                f"Of each user {len(total)} statistics of all of its sentences, each from 0 to 1. They were summed "
-                f"with noise of standard deviation {part.noise_multiplier:.3g}, where one user moves the sum by 1.",
-            )
+            compared, differ, told = self._compare(spelling, texts, whole.part(SHARE, "spelling"), rate)
+            checks, sentences = checks + compared, differ + sentences
+            released.insert(-1, told)
         return Findings(
             panels=panels if public is None else [*panels, self._public(public, rule)],
             checks=checks,
@@ -165,6 +156,20 @@ class WordsView(View):
                 "noise_multiplier": hitters.noise_multiplier,
             },
         )
+
+    def _compare(
+        self, spelling: "Spelling", texts: list[Text], part: Ask, rate: float
+    ) -> tuple[list[Check], list[str], str]:
+        """Users' spelling beside the public text's: checks, sentences on what differs, and what is released."""
+        total = part(spelling.given(text.sentences) for text in texts)
+        compared = spelling.compared(total, len(texts), part.noise_multiplier, self.tolerance, rate)
+        hints = zip(compared, STATISTICS, strict=True)
+        differ = [f"Users and public text differ in {x.title}: {x.hint}." for check, x in hints if check.alarm]
+        told = (
+            f"Of each user {len(total)} statistics of all of its sentences, each from 0 to 1. They were summed with "
+            f"noise of standard deviation {part.noise_multiplier:.3g}, where one user moves the sum by 1."
+        )
+        return compared, differ, told
 
     def _panel(self, group: Shown) -> Panel:
         if not group.words:
