@@ -14,6 +14,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
+from lit_epgan.fit.loop import steps_logged
 from lit_epgan.lib import tensor_file
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import meant, printable
@@ -112,7 +113,7 @@ def _place_tensorboard(logger: Namespace, evaluation: str | None, checkpoint: st
     within."""
     logger.init_args.version = evaluation or ""
     if checkpoint is not None and evaluation is None:
-        steps = tensor_file.outline(checkpoint)["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
+        steps = steps_logged(tensor_file.outline(checkpoint))
         logger.dict_kwargs = {**(logger.get("dict_kwargs") or {}), "purge_step": steps}
 
 

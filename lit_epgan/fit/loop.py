@@ -254,6 +254,12 @@ def logged_step(trainer: Trainer) -> int:
     return batches if trainer.validating else max(batches - 1, 0)
 
 
+def steps_logged(checkpoint: Mapping[str, Any]) -> int:
+    """The first step that Lightning logs at after a checkpoint is gone on from."""
+    steps: int = checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
+    return steps
+
+
 def result_metrics(trainer: Trainer) -> list[Any]:
     """What the loop in progress has logged so far."""
     assert trainer._results is not None
