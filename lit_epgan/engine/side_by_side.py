@@ -80,22 +80,18 @@ def _refuse_slow(module: nn.Module, numel: int) -> None:
         raise NotVectorizedError("with convolutions that is quicker on a processor")
 
 
-def side_by_side(optimized: OptimizedParameters, parameters: Tensor, gradients: Tensor) -> Optimizer:
-    """An optimizer as a fresh client's, with the same settings, of all rows at once.
+def side_by_side(optimized: OptimizedParameters, rows: Mapping[str, Tensor]) -> Optimizer:
+    """An optimizer as a fresh client's, with the same settings, of all clients at once.
 
     Args:
         optimized: the parameters of the module's own optimizer.
-        parameters: of the clients (n, d); stepped in place.
-        gradients: (n, d), read at each step.
+        rows: each parameter of the clients (n, ...), by name; stepped in place by its ``grad``.
     """
     groups: list[dict[str, Any]] = []
     for group in optimized.optimizer.param_groups:
-        slices = optimized.flat.slices(group["params"])
-        rows = [nn.Parameter(parameters[:, part]) for part in slices]
-        for row, part in zip(rows, slices, strict=True):
-            row.grad = gradients[:, part]
-        groups.append({**group, "params": rows})
-        if not all(row.is_contiguous() for row in rows):
+        own = [rows[optimized.flat.name(parameter)] for parameter in group["params"] if parameter in optimized.flat]
+        groups.append({**group, "params": own})
+        if not all(each.is_contiguous() for each in own):
             groups[-1] |= {name: None for name in ("fused",) if name in group}  # fused ones want dense rows
     return type(optimized.optimizer)(groups)  # type: ignore[call-arg]
 
@@ -286,26 +282,30 @@ class SideBySide:
         n, model = len(rows), self._runner.model
         parameters, gradients = self._parameters[:n], self._gradients[:n]
         views = {name: view.detach().requires_grad_() for name, view in model.flat.rows(parameters).items()}
-        into = list(model.flat.rows(gradients).values())
-        optimizer = side_by_side(model.optimized[0], parameters, gradients)
+        into = model.flat.rows(gradients)
+        optimizer = side_by_side(model.optimized[0], views)
         hooked = any(each != StepHooks() for each in told)
         logged = []
         for number, batches in enumerate(zip(*(row.job.batches for row in rows), strict=True)):
-            logged.append(self._backward(views, _stacked(batches), number, into))
-            if not hooked:
-                optimizer.step()
-                continue
-            for row in rows:
+            found, values = self._backward(views, _stacked(batches), number)
+            logged.append(values)
+            if hooked:  # hooks change gradients where a client's lie together
+                torch._foreach_copy_(list(into.values()), list(found.values()))
+            for name, view in views.items():
+                view.grad = into[name] if hooked else found[name]
+            for row in rows if hooked else ():
                 row.before_step(number)
             optimizer.step()
-            for row in rows:
+            for row in rows if hooked else ():
                 row.after_step()
         for row in rows:
             row.client._progress.step = len(row.job.batches)
         return logged
 
-    def _backward(self, views: dict[str, Tensor], batch: Any, step: int, into: list[Tensor]) -> dict[str, Tensor]:
-        """Gradients of all clients' losses, copied ``into`` their places; what is logged (n,)."""
+    def _backward(
+        self, views: dict[str, Tensor], batch: Any, step: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Gradients of all clients' losses (n, ...), by the parameter's name; what is logged (n,), by its name."""
         try:
             with torch.enable_grad():
                 losses, logged = torch.vmap(self._loss.at, (0, 0, None), randomness="error")(views, batch, step)
@@ -315,8 +315,8 @@ class SideBySide:
         for name, gradient in zip(views, found, strict=True):
             if gradient is None:
                 raise NotVectorizedError(f"the loss does not depend on the parameter {name!r}")
-        torch._foreach_copy_(into, list(found))
-        return {name: values.detach() for name, values in logged.items()}
+        values = {name: values.detach() for name, values in logged.items()}
+        return dict(zip(views, found, strict=True)), values
 
     def _log(self, step: dict[str, Tensor], batch: Any) -> None:
         rows = next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
