@@ -302,9 +302,7 @@ class SideBySide:
             row.client._progress.step = len(row.job.batches)
         return logged
 
-    def _backward(
-        self, views: dict[str, Tensor], batch: Any, step: int
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _backward(self, views: dict[str, Tensor], batch: Any, step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradients of all clients' losses (n, ...), by the parameter's name; what is logged (n,), by its name."""
         try:
             with torch.enable_grad():
