@@ -133,17 +133,7 @@ def _train(methods: Sequence[Method], options: argparse.Namespace, console: Cons
 
 def fit_and_test(run: Run) -> list[str]:
     """The words of the process that trains a run and then tests it."""
-    return [*CLI[:2], "lit_epgan.cli.compare", *cli_command(run)[len(CLI) + 1 :]]
-
-
-def _fit_and_test(words: list[str]) -> int:
-    from lit_epgan.cli.main import main
-
-    if code := main(["fit", *words]):
-        return code
-    if "--ckpt_path" in words:
-        words = words[: words.index("--ckpt_path")]
-    return main(["test", *words, "--trainer.callbacks+", "lit_epgan.callbacks.TestedRecords"])
+    return [*CLI, "fit-and-test", *cli_command(run)[len(CLI) + 1 :]]
 
 
 def _told(failed: Sequence[Run]) -> int:
@@ -451,7 +441,3 @@ def page(table: "pd.DataFrame", score: Score, sentence: str, command: str) -> st
         f'<img src="compare.png" alt="{text(_caption(score))}"><ul>{told}</ul>'
         f"<p><code>{text(command)}</code></p></html>\n"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(_fit_and_test(sys.argv[1:]))
