@@ -95,6 +95,10 @@ def test_one_command_compares_methods_by_client_and_goes_on_where_it_was(tmp_pat
     assert rows["AUROC"].between(0.5, 1).all()
     assert "batch_size: 8" in (folder / "runs" / "noise" / "seed-0" / "config.yaml").read_text()
     assert "batch_size: 32" in (folder / "runs" / "fedavg" / "seed-0" / "config.yaml").read_text()
+    seeds = pd.read_csv(folder / "seeds.csv")
+    means = seeds.groupby(["method", "client"])["AUROC"].mean()
+    assert len(seeds) == 6 * 2 * 2
+    assert rows.set_index(["method", "client"])["AUROC"][means.index].to_numpy() == pytest.approx(means.to_numpy())
     page = (folder / "index.html").read_text()
     assert "in the mean over clients, each alone" in page
     assert (folder / "compare.png").is_file()

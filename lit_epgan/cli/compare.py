@@ -47,6 +47,7 @@ MOST_ALONE = 12  # clients that train alone
 RESAMPLES = 1000
 TREES = 200
 WHOLE = "mean over clients"
+HELD_OUT = "held-out data"
 
 
 def compare(args: list[str]) -> int:
@@ -69,7 +70,7 @@ def compare(args: list[str]) -> int:
         tested = _records(output, options.seeds, alone)
         if (trees := bagged_trees(by_seed, options.leaf)) is not None:
             tested["trees"] = trees
-        report(tested, output, " ".join(["python -m lit_epgan compare", *args]), console)
+        report(tested, options.seeds, output, " ".join(["python -m lit_epgan compare", *args]), console)
         return _told(failed) if failed else 0
 
 
@@ -302,7 +303,7 @@ def by_client(
             error: Any = np.nan
             if score.name != "RMSE":
                 error = np.mean([calibration_error(y, p) for y, p in zip(targets, answers, strict=True)])
-            rows.append((method, client or "held-out data", n, value, *_interval(drawn), error))
+            rows.append((method, client or HELD_OUT, n, value, *_interval(drawn), error))
             if client in shared and not np.isnan(value):
                 own.append((value, drawn, error, n))
         if own:
@@ -312,6 +313,20 @@ def by_client(
             rows.append((method, WHOLE, sum(sizes), np.mean(values), *interval, np.mean(errors)))
     columns = ["method", "client", "records", score.name, "low", "high", "calibration_error"]
     return pd.DataFrame(rows, columns=columns), means
+
+
+def by_seed(records: Mapping[str, Tested], score: Score, seeds: Sequence[int]) -> "pd.DataFrame":
+    """A row for each method, seed and client: the score."""
+    import pandas as pd
+
+    rows = []
+    for method, tables in records.items():
+        for k, table in enumerate(tables):
+            seed = seeds[k * len(seeds) // len(tables)]  # alone, on one set for all: a table for each client
+            for client, own in table.fillna({"client": ""}).groupby("client", sort=False):
+                answers = own.filter(regex="^(class|output)_").to_numpy()
+                rows.append((method, seed, client or HELD_OUT, score.of(own["target"].to_numpy(), answers)))
+    return pd.DataFrame(rows, columns=["method", "seed", "client", score.name])
 
 
 def _interval(drawn: np.ndarray) -> tuple[float, float]:
@@ -345,15 +360,16 @@ def advice(table: "pd.DataFrame", means: Mapping[str, np.ndarray], score: Score)
     return f"{found} {span}: {told}."
 
 
-def report(records: Mapping[str, Tested], output: Path, command: str, console: Console) -> None:
-    """Write ``compare.csv``, ``compare.png`` and ``index.html``, and print the table and the advice."""
+def report(records: Mapping[str, Tested], seeds: Sequence[int], output: Path, command: str, console: Console) -> None:
+    """Write ``compare.csv``, ``seeds.csv``, ``compare.png`` and ``index.html``, and print the table and the advice."""
     if not records:
         raise UserError("no run tells of single records: compare needs a module whose test_step returns columns")
     score = score_for(next(iter(records.values()))[0])
     table, means = by_client(records, score)
     sentence = advice(table, means, score)
-    with replacing(output / "compare.csv") as beside:
-        table.to_csv(beside, index=False, quoting=csv.QUOTE_MINIMAL)
+    for name, rows in {"compare.csv": table, "seeds.csv": by_seed(records, score, seeds)}.items():
+        with replacing(output / name) as beside:
+            rows.to_csv(beside, index=False, quoting=csv.QUOTE_MINIMAL)
     picture = output / "compare.png"
     with replacing(picture) as beside:
         drawn(table, score).savefig(beside, dpi=150, format="png")
