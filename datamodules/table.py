@@ -121,7 +121,7 @@ def _parquet(file: Path) -> "pd.DataFrame":
     import pandas as pd
 
     try:
-        table = pd.read_parquet(file)
+        table = pd.read_parquet(file, dtype_backend="numpy_nullable")  # else whole numbers with gaps are rounded
     except ImportError as error:
         raise UserError(f"{file} is a Parquet file, for which pandas needs pyarrow: pip install pyarrow") from error
     except (OSError, ValueError) as error:

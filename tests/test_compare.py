@@ -40,6 +40,8 @@ def test_a_row_for_each_client_and_method_whose_interval_covers_it_and_undefined
     sentence = advice(table, means, score_for(records["alone"][0]))
     assert sentence.startswith("FedAvg has AUROC 1.000 in the mean over clients, each alone 0.7")
     assert sentence.endswith(": federate.")
+    few = {"alone": records["alone"], "fedavg": [pd.concat([ranked(1.0), ranked(0.0, "c")])]}
+    assert by_client(few, score_for(few["alone"][0]))[0].iloc[-1]["AUROC"] == 1  # without c, who has not trained alone
     same = by_client(dict.fromkeys(("alone", "fedavg"), records["alone"]), score_for(records["alone"][0]))
     assert "these data do not tell" in advice(*same, score_for(records["alone"][0]))
 
@@ -63,7 +65,7 @@ def test_forests_are_averaged_by_records_and_a_class_that_one_lacks_counts_zero(
     sets = {"a": TensorDataset(x[:40], y[:40]), "b": TensorDataset(x[40:], y[40:].clamp(max=1))}
     data = FederatedDataModule.from_datasets(sets, 8, test_dataset={"a": TensorDataset(x[:5], y[:5])})
     data.data.labels = {name: own.tensors[1] for name, own in sets.items()}
-    (found,) = bagged_trees(data, [3])
+    (found,) = bagged_trees({3: data})
     expected = np.zeros((5, 3))
     for own in sets.values():
         forest = RandomForestClassifier(200, min_samples_leaf=3, random_state=3)
@@ -72,7 +74,7 @@ def test_forests_are_averaged_by_records_and_a_class_that_one_lacks_counts_zero(
     np.testing.assert_allclose(found[["class_0", "class_1", "class_2"]].to_numpy(), expected, atol=1e-12)
     assert found["client"].tolist() == ["a"] * 5
     images = FederatedDataModule.from_datasets([TensorDataset(torch.zeros(4, 1, 2, 2), torch.arange(4))], 2)
-    assert bagged_trees(images, [0]) is None
+    assert bagged_trees({0: images}) is None
 
 
 @pytest.mark.slow
@@ -84,18 +86,24 @@ def test_one_command_compares_methods_by_client_and_goes_on_where_it_was(tmp_pat
         table = pd.DataFrame(x, columns=["age", "dose"]).assign(ill=(x.sum(1) > 0).astype(int))
         table.to_csv(tmp_path / "h" / f"{name}.csv", index=False)
     words = ["compare", "--config", "table_classifier.yaml", "--data.path", "h", "--data.label", "ill"]
-    words += ["--trainer.max_epochs=2"]
+    words += ["--trainer.max_epochs=2", "--noise.data.batch_size=8", "--seeds", "0", "1", "--data.split_seed", "null"]
     assert main(words) == 0
     folder = tmp_path / "runs" / "compare" / "table_classifier"
     rows = pd.read_csv(folder / "compare.csv")
     assert set(rows["method"]) == {"alone", "pooled", "fedavg", "fedyogi", "noise", "trees"}
     assert set(rows["client"]) == {"north", "south", WHOLE}
     assert rows["AUROC"].between(0.5, 1).all()
+    assert "batch_size: 8" in (folder / "runs" / "noise" / "seed-0" / "config.yaml").read_text()
+    assert "batch_size: 32" in (folder / "runs" / "fedavg" / "seed-0" / "config.yaml").read_text()
+    seeds = pd.read_csv(folder / "seeds.csv")
+    means = seeds.groupby(["method", "client"])["AUROC"].mean()
+    assert len(seeds) == 6 * 2 * 2
+    assert rows.set_index(["method", "client"])["AUROC"][means.index].to_numpy() == pytest.approx(means.to_numpy())
     page = (folder / "index.html").read_text()
     assert "in the mean over clients, each alone" in page
     assert (folder / "compare.png").is_file()
     capsys.readouterr()
     assert main(words) == 0
-    assert "5 runs, 5 of them finished before." in capsys.readouterr().out
+    assert "10 runs, 10 of them finished before." in capsys.readouterr().out
     assert main(["compare", "--data.path", "h"]) == 2
     assert main([*words, "stray"]) == 2

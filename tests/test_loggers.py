@@ -35,6 +35,22 @@ def test_a_resumed_run_goes_on_in_one_tensorboard_curve_and_one_csv():
     assert Path("resumed/metrics.csv").read_bytes() == Path("whole/metrics.csv").read_bytes()
 
 
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_in_one_mlflow_run_with_each_step_once():
+    mlflow = pytest.importorskip("mlflow", reason="the curve is read back from MLflow")
+    curves = []
+    for rounds, *words in ([2], [3, "--ckpt_path", "run/checkpoints/previous.ckpt"]):
+        place = ["--trainer.default_root_dir", "run", "--trainer.max_epochs", str(rounds)]
+        assert main(["fit", *BARE, *QUIET, "--trainer.logger+", "mlflow", *place, *words]) == 0
+        client = mlflow.MlflowClient(f"sqlite:///{Path('run/mlflow.db').absolute()}")
+        (experiment,) = client.search_experiments(filter_string="name = 'lit_epgan'")
+        (run,) = client.search_runs([experiment.experiment_id])
+        histories = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+        curves.append({name: [(each.step, each.value) for each in history] for name, history in histories.items()})
+    assert {len(values) for values in curves[1].values()} == {3}
+    assert all(values[:2] == curves[0][name] for name, values in curves[1].items())
+
+
 @pytest.mark.parametrize(
     ("word", "name"),
     [(["--trainer.logger+", "TensorBoard"], "tensorboard"), (["--trainer.logger+=mlflow"], "mlflow")],
@@ -75,5 +91,5 @@ def test_a_missing_package_is_named_before_anything_is_moved(capsys, monkeypatch
     Path("run/checkpoints").mkdir(parents=True)
     Path("run/config.yaml").touch()
     words = ["fit", *BARE, "--trainer.default_root_dir", "run", "--trainer.logger+", "mlflow"]
-    assert refusal(capsys, *words) == "trainer.logger: MLFlowLogger needs a package: run `pip install mlflow`."
+    assert refusal(capsys, *words) == "trainer.logger: MLflowHistory needs a package: run `pip install mlflow`."
     assert not Path("run.1").exists()

@@ -19,6 +19,7 @@ from lit_epgan.cli.study_plan import OWN_KEY, Method
 from lit_epgan.cli.study_run import CLI, Run, cli_command
 from lit_epgan.cli.study_runner import Display, default_workers, run_all, say
 from lit_epgan.lib.atomic import replacing, write_text
+from lit_epgan.lib.bounds import at_least
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import csv_cell, few, markup, mathtext, printable
 from lit_epgan.runs.config_files import find_config
@@ -46,6 +47,7 @@ MOST_ALONE = 12  # clients that train alone
 RESAMPLES = 1000
 TREES = 200
 WHOLE = "mean over clients"
+HELD_OUT = "held-out data"
 
 
 def compare(args: list[str]) -> int:
@@ -54,20 +56,21 @@ def compare(args: list[str]) -> int:
     options, words = _parser().parse_known_args(args)
     if not options.config:
         raise UserError("compare needs a configuration: --config table_classifier.yaml, say.")
+    at_least(1, "trees", min_samples_leaf=options.leaf)
     output, settings, console = _output(options), _settings(words), Console()
     with locked(output, "--output"):
         if failed := _train(_methods(options, settings, ["fedavg"]), options, console):
             return _told(failed)
-        data = data_of(output / "runs" / "fedavg" / f"seed-{options.seeds[0]}")
-        data.setup("fit")
+        by_seed = {seed: data_of(output / "runs" / "fedavg" / f"seed-{seed}") for seed in options.seeds}
+        data = by_seed[options.seeds[0]]
         records = {name: client.records or 0 for name, client in zip(data.client_names, data.clients, strict=True)}
         alone = sorted(records, key=lambda name: -records[name])[:MOST_ALONE]
         others = _methods(options, settings, ["pooled", "fedyogi", "noise", *alone], data.released)
         failed = _train(others, options, console)
         tested = _records(output, options.seeds, alone)
-        if (trees := bagged_trees(data, options.seeds)) is not None:
+        if (trees := bagged_trees(by_seed, options.leaf)) is not None:
             tested["trees"] = trees
-        report(tested, output, " ".join(["python -m lit_epgan compare", *args]), console)
+        report(tested, options.seeds, output, " ".join(["python -m lit_epgan compare", *args]), console)
         return _told(failed) if failed else 0
 
 
@@ -75,12 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m lit_epgan compare",
         description="Each client alone, all in one place, federated, with noise, and trees: a table by client. Other "
-        "words are fit's, as --data.path; stopped, it goes on where it was.",
+        "words are fit's, as --data.path, or one method's, as --noise.model.optimizer.lr (alone, pooled, fedavg, "
+        "fedyogi, noise); stopped, it goes on where it was.",
         allow_abbrev=False,
     )
     parser.add_argument("--config", "-c", action="append", help="as fit's, e.g. table_classifier.yaml")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="of the runs, whose means are shown")
     parser.add_argument("--workers", type=int, default=default_workers(), help="runs at a time")
+    parser.add_argument("--trees.min_samples_leaf", dest="leaf", type=int, default=3, help="records in a tree's leaf")
     parser.add_argument("--output", type=Path, help="folder of runs and page (default: runs/compare/NAME)")
     return parser
 
@@ -101,6 +106,7 @@ def _methods(
 ) -> list[Method]:
     """What is run: methods by their names in ``TITLES``; any other name is that of a client that trains alone.
     ``released`` is the data module's: what noise does not cover."""
+    common = {key: value for key, value in given.items() if key.partition(".")[0] not in TITLES}
     own, ledger = [find_config(name) for name in options.config], _output(options) / "ledger.jsonl"
     noise = {"federation.mechanism.target_epsilon": 3, "federation.mechanism.ledger": str(ledger.absolute())}
     if released:
@@ -116,7 +122,10 @@ def _methods(
         configs, settings = extra.get(name, ([], {"data.trained_on": name}))
         key = name if name in extra else f"alone-{alone}"
         alone += key != name
-        said = {"config": [*own, *map(find_config, configs)], "set": {**given, **settings}, "title": name}
+        first = f"{name if name in extra else 'alone'}."
+        of_method = {key.removeprefix(first): value for key, value in given.items() if key.startswith(first)}
+        settings = {**common, **settings, **of_method}
+        said = {"config": [*own, *map(find_config, configs)], "set": settings, "title": name}
         found.append(TypeAdapter(Method).validate_python({OWN_KEY: key, **said}, by_alias=True, by_name=False))
     return found
 
@@ -133,17 +142,7 @@ def _train(methods: Sequence[Method], options: argparse.Namespace, console: Cons
 
 def fit_and_test(run: Run) -> list[str]:
     """The words of the process that trains a run and then tests it."""
-    return [*CLI[:2], "lit_epgan.cli.compare", *cli_command(run)[len(CLI) + 1 :]]
-
-
-def _fit_and_test(words: list[str]) -> int:
-    from lit_epgan.cli.main import main
-
-    if code := main(["fit", *words]):
-        return code
-    if "--ckpt_path" in words:
-        words = words[: words.index("--ckpt_path")]
-    return main(["test", *words, "--trainer.callbacks+", "lit_epgan.callbacks.TestedRecords"])
+    return [*CLI, "fit-and-test", *cli_command(run)[len(CLI) + 1 :]]
 
 
 def _told(failed: Sequence[Run]) -> int:
@@ -153,7 +152,7 @@ def _told(failed: Sequence[Run]) -> int:
 
 
 def data_of(run: Path) -> "FederatedDataModule":
-    """The data module of a run that its folder tells of."""
+    """The data module of a run that its folder tells of, set up."""
     from jsonargparse import ArgumentParser
     from lightning.pytorch import LightningDataModule
 
@@ -161,6 +160,7 @@ def data_of(run: Path) -> "FederatedDataModule":
     parser.add_subclass_arguments(LightningDataModule, "data")
     content = load_yaml(run / CONFIG)["data"]
     data: FederatedDataModule = parser.instantiate_classes(parser.parse_object({"data": content})).data
+    data.setup("fit")
     return data
 
 
@@ -191,29 +191,29 @@ def _records(output: Path, seeds: Sequence[int], alone: Sequence[str]) -> dict[s
     return {"alone": own, **found} if own else found
 
 
-def bagged_trees(data: "FederatedDataModule", seeds: Sequence[int]) -> Tested | None:
+def bagged_trees(by_seed: Mapping[int, "FederatedDataModule"], leaf: int = 3) -> Tested | None:
     """A random forest for each client, whose answers are averaged with weights n_k: only forests leave a client.
 
-    scikit-learn's, of ``TREES`` trees with at least 3 records in a leaf. None where records are no vectors (d,) with a
-    class or a number, or none is held out by client.
+    scikit-learn's, of ``TREES`` trees with at least ``leaf`` records in a leaf, for each seed and its data. None where
+    records are no vectors (d,) with a class or a number, or none is held out by client.
     """
     import pandas as pd
     from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
     from torch.utils.data import TensorDataset
 
-    held, train = data.data.test, {n: own for n, own in data.data.train.items() if len(own)}  # type: ignore[arg-type]
-    sets = [*train.values(), *(held.values() if isinstance(held, Mapping) else [held])]
-    if not isinstance(held, Mapping) or not all(type(s) is TensorDataset and s.tensors[0].dim() == 2 for s in sets):
-        return None
-    arrays = {n: [t.numpy() for t in own.tensors] for n, own in train.items()}  # type: ignore[attr-defined]
-    tests = {n: [t.numpy() for t in own.tensors] for n, own in held.items()}  # type: ignore[attr-defined]
-    total = sum(len(y) for _, y in arrays.values())
     found: Tested = []
-    for seed in seeds:
+    for seed, data in by_seed.items():
+        held, train = data.data.test, {n: own for n, own in data.data.train.items() if len(own)}  # type: ignore[arg-type]
+        sets = [*train.values(), *(held.values() if isinstance(held, Mapping) else [held])]
+        if not isinstance(held, Mapping) or not all(type(s) is TensorDataset and s.tensors[0].dim() == 2 for s in sets):
+            return None
+        arrays = {n: [t.numpy() for t in own.tensors] for n, own in train.items()}  # type: ignore[attr-defined]
+        tests = {n: [t.numpy() for t in own.tensors] for n, own in held.items()}  # type: ignore[attr-defined]
+        total = sum(len(y) for _, y in arrays.values())
         parts: dict[str, Any] = dict.fromkeys(tests, 0.0)
         for x, y in arrays.values():
             kind = RandomForestRegressor if y.ndim == 2 else RandomForestClassifier
-            forest = kind(TREES, min_samples_leaf=3, random_state=seed).fit(x, y.squeeze())
+            forest = kind(TREES, min_samples_leaf=leaf, random_state=seed).fit(x, y.squeeze())
             for name, (test, _) in tests.items():
                 answers = forest.predict(test)[:, None] if y.ndim == 2 else _of_classes(forest, test, data)
                 parts[name] = parts[name] + len(y) / total * answers
@@ -276,16 +276,18 @@ def calibration_error(targets: np.ndarray, answers: np.ndarray) -> float:
 def by_client(
     records: Mapping[str, Tested], score: Score, seed: int = 0
 ) -> tuple["pd.DataFrame", dict[str, np.ndarray]]:
-    """A row for each method and client, and the mean over clients: the score, the 95 % percentile interval of
-    ``RESAMPLES`` bootstrap samples of the client's records, and the calibration error; means over seeds. And every
-    method's resampled means (RESAMPLES,), of the same samples for all methods."""
+    """A row for each method and client, and the mean over the clients that all methods have: the score, the 95 %
+    percentile interval of ``RESAMPLES`` bootstrap samples of the client's records, and the calibration error; means
+    over seeds. And every method's resampled means (RESAMPLES,), of the same samples for all methods."""
     import pandas as pd
 
     clients = list(dict.fromkeys(name for tables in records.values() for name in tables[0]["client"].fillna("")))
+    there = [set(tables[0]["client"].fillna("")) for tables in records.values()]
+    shared = set.intersection(*there) or set(clients)
     rows: list[tuple[Any, ...]] = []
     means: dict[str, np.ndarray] = {}
     for method, tables in records.items():
-        own: list[tuple[Any, np.ndarray, Any]] = []
+        own: list[tuple[Any, np.ndarray, Any, int]] = []
         for number, client in enumerate(clients):
             parts = [t[t["client"].fillna("") == client] for t in tables]
             if not len(parts[0]):
@@ -301,15 +303,30 @@ def by_client(
             error: Any = np.nan
             if score.name != "RMSE":
                 error = np.mean([calibration_error(y, p) for y, p in zip(targets, answers, strict=True)])
-            rows.append((method, client or "held-out data", n, value, *_interval(drawn), error))
-            own.append((value, drawn, error))
-        defined = [each for each in own if not np.isnan(each[0])]
-        if defined:
-            means[method] = np.nanmean([drawn for _, drawn, _ in defined], 0)
-            value, error = np.mean([v for v, _, _ in defined]), np.mean([e for _, _, e in defined])
-            rows.append((method, WHOLE, sum(len(t) for t in tables[:1]), value, *_interval(means[method]), error))
+            rows.append((method, client or HELD_OUT, n, value, *_interval(drawn), error))
+            if client in shared and not np.isnan(value):
+                own.append((value, drawn, error, n))
+        if own:
+            values, draws, errors, sizes = zip(*own, strict=True)
+            means[method] = np.nanmean(draws, 0)
+            interval = _interval(means[method])
+            rows.append((method, WHOLE, sum(sizes), np.mean(values), *interval, np.mean(errors)))
     columns = ["method", "client", "records", score.name, "low", "high", "calibration_error"]
     return pd.DataFrame(rows, columns=columns), means
+
+
+def by_seed(records: Mapping[str, Tested], score: Score, seeds: Sequence[int]) -> "pd.DataFrame":
+    """A row for each method, seed and client: the score."""
+    import pandas as pd
+
+    rows = []
+    for method, tables in records.items():
+        for k, table in enumerate(tables):
+            seed = seeds[k * len(seeds) // len(tables)]  # alone, on one set for all: a table for each client
+            for client, own in table.fillna({"client": ""}).groupby("client", sort=False):
+                answers = own.filter(regex="^(class|output)_").to_numpy()
+                rows.append((method, seed, client or HELD_OUT, score.of(own["target"].to_numpy(), answers)))
+    return pd.DataFrame(rows, columns=["method", "seed", "client", score.name])
 
 
 def _interval(drawn: np.ndarray) -> tuple[float, float]:
@@ -343,15 +360,16 @@ def advice(table: "pd.DataFrame", means: Mapping[str, np.ndarray], score: Score)
     return f"{found} {span}: {told}."
 
 
-def report(records: Mapping[str, Tested], output: Path, command: str, console: Console) -> None:
-    """Write ``compare.csv``, ``compare.png`` and ``index.html``, and print the table and the advice."""
+def report(records: Mapping[str, Tested], seeds: Sequence[int], output: Path, command: str, console: Console) -> None:
+    """Write ``compare.csv``, ``seeds.csv``, ``compare.png`` and ``index.html``, and print the table and the advice."""
     if not records:
         raise UserError("no run tells of single records: compare needs a module whose test_step returns columns")
     score = score_for(next(iter(records.values()))[0])
     table, means = by_client(records, score)
     sentence = advice(table, means, score)
-    with replacing(output / "compare.csv") as beside:
-        table.to_csv(beside, index=False, quoting=csv.QUOTE_MINIMAL)
+    for name, rows in {"compare.csv": table, "seeds.csv": by_seed(records, score, seeds)}.items():
+        with replacing(output / name) as beside:
+            rows.to_csv(beside, index=False, quoting=csv.QUOTE_MINIMAL)
     picture = output / "compare.png"
     with replacing(picture) as beside:
         drawn(table, score).savefig(beside, dpi=150, format="png")
@@ -432,7 +450,8 @@ def page(table: "pd.DataFrame", score: Score, sentence: str, command: str) -> st
         "Each client's rows are held out within it, and are the same for all methods. The better federated method is "
         "chosen by these very rows.",
         "Alone: the model of a client's own training rows, tested on its own held-out rows; a table's columns are "
-        "prepared as for all.",
+        f"prepared as for all. The {MOST_ALONE} largest clients train alone at most, and means are over those that all "
+        "methods have.",
         "Bagged trees: a random forest for each client, their answers averaged by its number of rows. No library that "
         "this package knows grows one forest from sums; forests tell much of the rows that they were grown from.",
         "Records hidden: RecordNoise. What a table's preparation takes (means, spreads, levels) is not covered, nor is "
@@ -451,7 +470,3 @@ def page(table: "pd.DataFrame", score: Score, sentence: str, command: str) -> st
         f'<img src="compare.png" alt="{text(_caption(score))}"><ul>{told}</ul>'
         f"<p><code>{text(command)}</code></p></html>\n"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(_fit_and_test(sys.argv[1:]))

@@ -110,6 +110,11 @@ def _run(args: list[str]) -> int:
         from lit_epgan.cli.compare import compare
 
         return compare(args[1:])
+    if command == "fit-and-test":  # as `compare` starts its runs
+        tested = args[1 : args.index("--ckpt_path")] if "--ckpt_path" in args else args[1:]
+        return main(["fit", *args[1:]]) or main(
+            ["test", *tested, "--trainer.callbacks+", "lit_epgan.callbacks.TestedRecords"]
+        )
     if command == "federate":
         with importing():
             from lit_epgan.cli.federate import federate

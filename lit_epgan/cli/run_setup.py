@@ -33,10 +33,11 @@ LOGGERS = {  # the short names of --trainer.logger+
         "class_path": "lightning.pytorch.loggers.TensorBoardLogger",
         "init_args": {"save_dir": ".", "default_hp_metric": False},  # else -1 at step 0 of every resume
     },
-    "mlflow": {"class_path": "lightning.pytorch.loggers.MLFlowLogger", "init_args": {"experiment_name": "lit_epgan"}},
+    "mlflow": {"class_path": "lit_epgan.runs.MLflowHistory", "init_args": {"experiment_name": "lit_epgan"}},
     "wandb": {"class_path": "lit_epgan.runs.WandbHistory", "init_args": {"project": "lit_epgan"}},
 }
-PACKAGES = {"TensorBoardLogger": ["tensorboard", "tensorboardX"], "MLFlowLogger": ["mlflow"]}
+MLFLOW = ("MLFlowLogger", "MLflowHistory")
+PACKAGES = {"TensorBoardLogger": ["tensorboard", "tensorboardX"], **{name: ["mlflow"] for name in MLFLOW}}
 WANDB_MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
 
 
@@ -75,7 +76,7 @@ def place_loggers(config: Namespace, folder: Path, subcommand: str) -> None:
             arguments.save_dir = str(folder)
             if name == "TensorBoardLogger" and arguments.get("version") is None:
                 _place_tensorboard(logger, None if subcommand == "fit" else subcommand, config.ckpt_path)
-        if name == "MLFlowLogger":
+        if name in MLFLOW:
             _place_mlflow(arguments, folder, subcommand)
         if name == "MetricsFile" and subcommand != "fit":
             arguments.file = f"{subcommand}_{arguments.file}"
@@ -84,7 +85,7 @@ def place_loggers(config: Namespace, folder: Path, subcommand: str) -> None:
             _place_wandb(arguments, folder, subcommand)
             if arguments.get("name") is None and "WANDB_NAME" not in os.environ:
                 arguments.name = _run_name(config, folder, subcommand)
-        elif name == "MLFlowLogger" and arguments.run_name is None:
+        elif name in MLFLOW and arguments.run_name is None:
             arguments.run_name = _run_name(config, folder, subcommand)
 
 

@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lit_epgan.runs.loggers import MetricsFile, WandbHistory
+    from lit_epgan.runs.loggers import MetricsFile, MLflowHistory, WandbHistory
 
-__all__ = ["MetricsFile", "WandbHistory"]
+__all__ = ["MLflowHistory", "MetricsFile", "WandbHistory"]
 
 
 def __getattr__(name: str) -> Any:

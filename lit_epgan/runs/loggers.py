@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
@@ -310,3 +310,30 @@ def _set_aside(current: Path, run_id: str) -> None:
             if aside.exists():  # W&B names folders by the second
                 move_aside(aside)
             file.parent.rename(aside)
+
+
+class MLflowHistory(MLFlowLogger):
+    """Lightning's ``MLFlowLogger``, whose curve has each step once when the run is resumed.
+
+    MLflow takes nothing back. So what a killed process had logged after its checkpoint stays, and those steps are not
+    logged again. A second fit from the first round needs another run.
+    """
+
+    _last: dict[str, int] | None = None  # of each metric, the last step before this fit
+
+    @rank_zero_only
+    def rewind(self, epoch: int) -> None:
+        """Ask MLflow again which steps it has: a fit begins."""
+        self._last = None
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Log what the run has not at this step or a later one."""
+        if self._last is None:
+            known = self.experiment.get_run(self.run_id).data.metrics
+            histories = {name: self.experiment.get_metric_history(self.run_id, name) for name in known}
+            self._last = {name: max(each.step for each in history) for name, history in histories.items()}
+        prefix = f"{self._prefix}{self.LOGGER_JOIN_CHAR}" if self._prefix else ""
+        named = {name: re.sub("[^a-zA-Z0-9_/. -]+", "", prefix + name) for name in metrics}  # as Lightning names them
+        new = {n: v for n, v in metrics.items() if step is None or step > self._last.get(named[n], -1)}
+        super().log_metrics(new, step)
