@@ -1,6 +1,8 @@
 """The examples keep what the tutorials promise of them, and the tutorials show the examples as they are."""
 
+import ast
 import csv
+import json
 import re
 import runpy
 from pathlib import Path
@@ -80,6 +82,16 @@ def test_three_clinics_understand_a_new_one_and_the_islands_alone_do_not(printed
     assert all((Path("runs/speech") / audio).is_file() for audio in manifest["audio"])
 
 
+@pytest.mark.slow
+def test_only_adapters_travel_and_twelve_reports_alone_teach_nothing(printed):
+    for package in ("transformers", "peft"):
+        pytest.importorskip(package, reason="the extra lora")
+    out = printed("lora.py")
+    alone, together = (float(share) for share in re.findall(r": ([\d.]+) % of", out))
+    assert alone < 70 < 95 < together
+    assert re.findall(r"sends ([\d.]+) kB a round of a model of 436.8 kB", out) == ["16.9"] * 2
+
+
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_short_and_has_a_tutorial(example):
     assert len(example.read_text(encoding="utf-8").splitlines()) < 60
@@ -95,6 +107,33 @@ def test_a_tutorial_shows_the_code_as_it_is(page):
     assert MAKE["with_code"](text) == text
     assert "```python\n```" not in text
     assert "```text\n```" not in text
+
+
+def statements(source: str) -> list[str]:
+    return [ast.dump(each) for each in ast.parse(source).body]
+
+
+def cells(page: Path) -> list[str]:
+    found = json.loads(page.with_suffix(".ipynb").read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_a_notebook_is_its_page_and_runs_what_the_example_does(page):
+    """Where it fails, run docs/tutorials/make.py."""
+    pytest.importorskip("nbformat", reason="notebooks are made by it")
+    assert MAKE["notebook"](page.read_text(encoding="utf-8")) == page.with_suffix(".ipynb").read_text(encoding="utf-8")
+    example = (ROOT / "examples" / f"{page.stem}.py").read_text(encoding="utf-8")
+    assert sorted(statements("\n".join(cells(page)))) == sorted(statements(example)[1:])  # without its docstring
+
+
+@pytest.mark.slow
+def test_a_notebooks_cells_run_in_their_order(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__main__"}
+    for source in cells(ROOT / "docs" / "tutorials" / "hospitals.md"):
+        exec(compile(source, "cell", "exec"), names)
+    assert re.search(r"islands.*worst", capsys.readouterr().out)
 
 
 SPARES = re.compile(r"--known\s+docs/results/(\w+)\.csv")
