@@ -16,24 +16,25 @@ from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import pixels_of, publish
 from lit_epgan.engine.parameters import matches
 from lit_epgan.federated.bayesian.laplace import STATE, LaplacePosterior, gaussian_loss
+from lit_epgan.lib import tensor_file
 from lit_epgan.lib.errors import UserError
 
 BINS = 15
 NINE_OF_TEN = 1.6448536269514722  # standard deviations of a Gaussian's central 90 %
-COLOURS = {"plain": "#999999", "scaled": "#d08b2c", "posterior": "#2c6fb0"}
+COLOURS = {"plain": "#999999", "scaled": "#d08b2c", "posterior": "#2c6fb0", "personal": "#3a8a4d"}
 
 
 class PosteriorPredictive(Callback):
     """What the posterior of ``LaplacePosterior`` predicts: scores in ``test``, columns and flags in ``predict``.
 
     In ``test`` of a classifier it logs, for ``plain``, the model's own probabilities, for ``scaled``, those of logits
-    divided by a temperature, and for ``posterior``, the predictive's: ``NAME/nll``, the negative
-    log-likelihood in nats; ``NAME/brier``, the squared distance of the probabilities from the label's;
-    ``NAME/accuracy``; ``NAME/ece``, the calibration error of the largest probability in 15 bins; ``NAME/risk_at_90``,
-    the share of errors among the nine of ten records that it is surest of. All but the last two are means, and given
-    for each client. It draws ``calibration.png``: how often a probability is right, and the errors among the records
-    that are not refused.
-    Of a regression it logs ``posterior/nll`` and ``posterior/coverage``, the share of targets within the central 90 %.
+    divided by a temperature, for ``posterior``, the predictive's, and for ``personal``, where clients have posteriors
+    of their own, those of the record's client: ``NAME/nll``, the negative log-likelihood in nats; ``NAME/brier``, the
+    squared distance of the probabilities from the label's; ``NAME/accuracy``; ``NAME/ece``, the calibration error of
+    the largest probability in 15 bins; ``NAME/risk_at_90``, the share of errors among the nine of ten records that it
+    is surest of. All but the last two are means, and given for each client. It draws ``calibration.png``: how often a
+    probability is right, and the errors among the records that are not refused.
+    Of a regression it logs ``NAME/nll`` and ``NAME/coverage``, the share of targets within the central 90 %.
 
     In ``predict`` the columns of the table are followed by ``p_0``, ``p_1``, ..., the predictive probabilities;
     ``entropy``, of these, in nats; ``entropy_expected``, the part of it that no further data would take away;
@@ -46,6 +47,7 @@ class PosteriorPredictive(Callback):
 
     def __init__(self) -> None:
         self._posterior: GaussianPosterior | None = None
+        self._own: tuple[str, GaussianPosterior] | None = None
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
@@ -63,6 +65,8 @@ class PosteriorPredictive(Callback):
         trained = {name: p for name, p in pl_module.named_parameters() if p.requires_grad}
         federated = {name: p for name, p in trained.items() if not matches(name, federation.local)}
         self._uncertain = algorithm.uncertain(federated, type(pl_module).__name__)
+        self._state, self._own = state, None
+        self._clients = clients_of(trainer, federation) if algorithm.personal and trainer.testing else {}
         self._probabilities: dict[str, list[Tensor]] = {}
         self._labels: list[Tensor] = []
 
@@ -78,6 +82,22 @@ class PosteriorPredictive(Callback):
         assert self._posterior is not None
         return self._posterior.outputs(module, self._uncertain, x)
 
+    def _own_outputs(self, trainer: Trainer, module: LightningModule, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """By the posterior of the client whose batch it is; the federation's, where the client was not asked."""
+        datamodule = trainer.datamodule  # type: ignore[attr-defined]
+        if not self._clients or not datamodule.validation_marks:
+            return None
+        client = datamodule.client_names[datamodule.validation_marks[0].client]
+        if client not in self._clients:
+            return self._outputs(module, x)
+        if self._own is None or self._own[0] != client:
+            kept = {name: tensor.to(x.device) for name, tensor in self._clients[client].items()}
+            self._own = client, self._algorithm.posterior(self._state, own=kept)
+        found = self._own[1]
+        parts = found.mean.split([p.numel() for p in self._uncertain.values()])
+        named = {n: part.view_as(p).to(p) for (n, p), part in zip(self._uncertain.items(), parts, strict=True)}
+        return found.outputs(module, named, x)
+
     # Scores -----------------------------------------------------------------------------------------------------------
 
     def on_test_batch_start(
@@ -86,8 +106,10 @@ class PosteriorPredictive(Callback):
         """Log the batch's scores; before its step, so that they are taken apart by client as the module's own are."""
         x, targets = batch[0], batch[1]
         means, covariances = self._outputs(pl_module, x)
+        own = self._own_outputs(trainer, pl_module, x)
         if self._algorithm.likelihood == "regression":
-            scores = self._regression(means, covariances, targets)
+            each = {"posterior": (means, covariances)} | ({} if own is None else {"personal": own})
+            scores = {f"{n}/{s}": v for n, p in each.items() for s, v in self._regression(*p, targets).items()}
         else:
             logits = means.double()
             found = {
@@ -95,6 +117,9 @@ class PosteriorPredictive(Callback):
                 "scaled": (logits / self._plain_scale).softmax(1),
                 "posterior": predict(means / self._scale, covariances / self._scale**2).probabilities,
             }
+            if own is not None:
+                scale = float(self._state[STATE + "own_scale"])
+                found["personal"] = predict(own[0] / scale, own[1] / scale**2).probabilities
             scores = {f"{n}/{score}": value for n, p in found.items() for score, value in scored(p, targets).items()}
             for name, probabilities in found.items():
                 self._probabilities.setdefault(name, []).append(probabilities.cpu())
@@ -107,7 +132,7 @@ class PosteriorPredictive(Callback):
         away = targets.double().reshape(means.shape) - means.double()
         nll = gaussian_loss(means, covariances, self._posterior.noise, targets) / len(means)
         covered = (away.abs() <= NINE_OF_TEN * variance.sqrt()).double().mean()
-        return {"posterior/nll": nll, "posterior/coverage": covered}
+        return {"nll": nll, "coverage": covered}
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what is no mean over records, and draw the picture, of this rank's records."""
@@ -140,6 +165,26 @@ class PosteriorPredictive(Callback):
         outputs |= {f"p_{k}": column for k, column in enumerate(found.probabilities.unbind(1))}
         outputs |= {"entropy": found.entropy, "entropy_expected": found.expected, "information": found.information}
         outputs["unlike"] = (found.information > self._alike).long()
+
+
+def clients_of(trainer: Trainer, federation: FederationCallback) -> dict[str, Mapping[str, Tensor]]:
+    """By a client's name what it keeps of its own posterior, from the checkpoint that is evaluated or the last fit.
+
+    Raises:
+        UserError: no client's stands there.
+    """
+    if trainer.ckpt_path:
+        held = tensor_file.load(trainer.ckpt_path).get("callbacks", {}).get(federation.state_key) or {}
+    else:
+        held = federation.state_dict()
+    states = {name: each["algorithm"] for name, each in held.get("clients", {}).items()}
+    found = {name: state for name, state in states.items() if STATE + "mean" in state}
+    if not found:
+        raise UserError(
+            "no client's own posterior stands in what is evaluated: train with LaplacePosterior's personal, and with "
+            "private_states: memory"
+        )
+    return found
 
 
 def scored(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:

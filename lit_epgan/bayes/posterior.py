@@ -13,7 +13,7 @@ its mean (Immer et al. 2021, "Improving predictions of Bayesian neural nets via 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self
@@ -25,6 +25,8 @@ from torch.func import functional_call, jacrev, vmap
 Likelihood = Literal["classification", "regression"]
 NUMBERS = 2**25  # of the Jacobians that are held at once
 DRAWS = 256  # of outputs, for a softmax's mean
+NEWTON, HALVINGS = 100, 40  # steps at most
+ENOUGH = 1e-8  # of the objective, that the next step would gain
 
 
 def jacobians(module: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -178,6 +180,80 @@ def negative_log_likelihood(outputs: Tensor, targets: Tensor, likelihood: Likeli
 
 
 @dataclass(frozen=True)
+class Expansion:
+    """The negative log-likelihood of records around parameters, of unit noise in regression: to the second order
+    loss + gradient' d + d' curvature d / 2, in float64.
+
+    Attributes:
+        loss: (); a sum over records.
+        gradient: (m,).
+        curvature: (m, m), Gauss-Newton's.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    curvature: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        parameters: Mapping[str, Tensor],
+        records: Sequence[tuple[Tensor, Tensor]],
+        likelihood: Likelihood,
+        away: Tensor,
+    ) -> Self:
+        """That of outputs f_i + J_i d, the network made linear at its parameters; exact of a last layer.
+
+        Args:
+            module, parameters, likelihood: as ``curvature``.
+            records: batches (x, targets).
+            away: d (m,), where it is taken.
+        """
+        loss, gradient, total = away.new_zeros(()), torch.zeros_like(away), away.new_zeros(len(away), len(away))
+        for x, targets in records:
+            start = 0
+            for means, jacobian in jacobians(module, parameters, x):
+                part, start = targets[start : start + len(means)], start + len(means)
+                jacobian = jacobian.double()
+                outputs = means.double() + jacobian @ away
+                if likelihood == "classification":
+                    residuals = outputs.softmax(1) - nn.functional.one_hot(part, outputs.shape[1])
+                else:
+                    residuals = outputs - part.double().reshape(outputs.shape)
+                rows = torch.einsum("nkc,ncm->nkm", roots(outputs, likelihood), jacobian).flatten(0, 1)
+                loss += negative_log_likelihood(outputs, part, likelihood)
+                gradient += torch.einsum("nc,ncm->m", residuals, jacobian)
+                total += rows.T @ rows
+        return cls(loss, gradient, total)
+
+
+def mode(likelihood: Callable[[Tensor], Expansion], precision: Tensor, pull: Tensor, start: Tensor) -> Tensor:
+    """Where likelihood(d).loss + d' P d / 2 - b' d is least, (m,), by Newton's steps, halved until they go down.
+
+    Args:
+        likelihood: the expansion at d; its loss is convex.
+        precision: P (m, m), positive definite.
+        pull: b (m,).
+        start: of the steps (m,).
+    """
+    at, found = start, likelihood(start)
+    for _ in range(NEWTON):
+        value = found.loss + at @ precision @ at / 2 - pull @ at
+        gradient = found.gradient + precision @ at - pull
+        step = torch.linalg.solve(found.curvature + precision, gradient)
+        if gradient @ step < ENOUGH * (1 + value.abs()):
+            return at - step  # the steps' error is squared each time
+        for _ in range(HALVINGS):
+            found = likelihood(at - step)
+            if found.loss + (at - step) @ precision @ (at - step) / 2 - pull @ (at - step) <= value:
+                break
+            step = step / 2
+        at = at - step
+    return at
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What is predicted of n records.
 
@@ -204,7 +280,7 @@ class GaussianPosterior:
     Attributes:
         mean: (m,).
         curvature: H of all clients' records: (m,), its diagonal, or (m, m); float64.
-        prior_precision: of N(0, 1 / prior_precision), above 0.
+        prior_precision: of N(0, 1 / prior_precision), above 0; 0 where the curvature holds the prior's.
         temperature: what the curvature is divided by, above 0.
         noise: variance of a target around an output; 1 in classification.
         basis: in which the curvature is; the parameters' own axes by default.

@@ -36,7 +36,7 @@ class PlainFederation:
         optimizer: makes the optimizer of parameters.
         batches: a client's batches of a round.
         records: n_k of every client; above 0.
-        sampler, mechanism, aggregator, buffers, optimizer_state: as for the FederationCallback.
+        sampler, mechanism, aggregator, buffers, optimizer_state, local: as for the FederationCallback.
         vectorized: whether clients may train side by side, where the module admits it; they end as otherwise, up to
             rounding.
         names: the clients'.
@@ -64,15 +64,16 @@ class PlainFederation:
         optimizer_state: Any = "reset",
         vectorized: bool = False,
         names: Sequence[str] | None = None,
+        local: Sequence[str] = (),
     ) -> None:
         self.module, self.loss, self.batches, self.records = module, loss, batches, records
         names = [f"client-{k}" for k in range(len(records))] if names is None else list(names)
         empty = [name for name, number in zip(names, records, strict=True) if not number > 0]
         if empty:
             raise UserError(f"PlainFederation's records are not above 0 for {few(empty)}: leave such clients out")
-        flat = FlatParameters.of(module)
+        flat = FlatParameters.of(module, local)
         networks = AlgorithmNetworks(algorithm, module, flat.vector, seed)
-        tensors = ModuleState(module, flat.names, buffers=buffers, on_server=algorithm.on_server)
+        tensors = ModuleState(module, flat.names, local, buffers, algorithm.on_server)
         optimizers = [optimizer(module.parameters())]
         self.model = Model(
             module,

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from lit_epgan.bayes.posterior import (
+    Expansion,
     GaussianPosterior,
     KroneckerBasis,
     Likelihood,
+    Prediction,
     curvature,
     jacobians,
     kronecker_factors,
+    mode,
     negative_log_likelihood,
     predict,
     shapes_of,
@@ -42,6 +45,8 @@ STATE = "posterior."
 LARGEST = 8000  # parameters of a full matrix: half a gigabyte
 PRIORS = tuple(10.0 ** (k / 2) for k in (-4, -2, -1, 0, 1, 2, 3, 4, 6, 8))
 SCALES = tuple(2.0 ** (k / 4) for k in range(-6, 7))  # of logits; the middle one is 1
+OWN_PRECISIONS = tuple(10.0 ** (k / 2) for k in (8, 3, 2, 1, 0, -1))  # precisions of clients around the federation
+COLDNESS = (1.0, 0.1, 0.01)  # what clients' own covariances are multiplied by
 TUNING_DRAWS = 64
 BINS = 100
 LEAST = 1e-9  # nats of mutual information, the first bin's upper edge
@@ -65,7 +70,19 @@ class LaplacePosterior(Around):
     The posterior stands in every checkpoint that follows; ``callbacks.PosteriorPredictive`` uses it. The Trainer's
     rounds are one more than ``rounds``.
 
+    With ``personal`` each client makes a posterior of its own last layer, too. Clients lie around the federation,
+    theta_k ~ N(theta, I / t) (Lindley and Smith 1972), so that what all others say of theta is client k's prior:
+
+        q_k(theta_k) ~ prod_i p(y_i | x_i, theta_k) N(theta_k; theta* + P_k^-1 g_k, P_k^-1 + I / t),   P_k = P - H_k
+
+    over client k's records. The prior is the federation's posterior N(theta*, P^-1) over the client's own factor, whose
+    gradient of the loss at theta* is g_k: no record counts twice. A large t gives the federation's posterior, a small
+    one the client's alone. Newton's steps find the mode, as the loss is convex, and Laplace's approximation the width.
+    Held-out sums choose t of six, what the covariance is multiplied by of three, and the logits' temperature. Without
+    records held out the largest t is taken. A client keeps its posterior, and nobody else sees it.
+
     Price: one exchange of m or m^2 numbers up, m the parameters that are uncertain, and one of some thousand; all sum.
+    ``personal`` adds two more of some hundred, and m^2 numbers that a client keeps.
 
     Args:
         rounds: of the inner algorithm.
@@ -76,6 +93,7 @@ class LaplacePosterior(Around):
         head: the name of the module's last layer.
         likelihood: ``classification``, the module gives logits; ``regression``, it gives means, whose noise is the mean
             squared error of training.
+        personal: whether clients make posteriors of their own; of the last layer alone.
 
     Raises:
         UserError: there is no such layer, a full matrix would be too large, or the module cannot be differentiated
@@ -94,6 +112,15 @@ class LaplacePosterior(Around):
         curvature: Tensor = merged("sum")
         loss: Tensor = merged("sum")
         outputs: float = merged("records")
+
+    class PersonalLoss(Message):
+        """What a client's held-out records say of its own posteriors.
+
+        Attributes:
+            loss: their negative log-likelihood (precisions, factors of covariances, temperatures of logits).
+        """
+
+        loss: Tensor = merged("sum")
 
     class Factors(Message):
         """What the axes of the structure ``kronecker`` are made of: ``kronecker_factors`` of the client's records."""
@@ -122,19 +149,24 @@ class LaplacePosterior(Around):
         structure: Structure = "last_layer",
         head: str = "head",
         likelihood: Likelihood = "classification",
+        personal: bool = False,
     ) -> None:
         super().__init__(inner)
         at_least(1, self, rounds=rounds)
+        if personal and structure != "last_layer":
+            raise UserError(f"LaplacePosterior's personal posteriors are the last layer's, not {structure}: choose it")
         self.rounds, self.structure, self.head, self.likelihood = rounds, structure, head, likelihood
+        self.personal = personal
 
     def trains(self, round_: int) -> bool:
         """Not once the model is there."""
         return round_ < self.rounds and self.inner.trains(round_)
 
     def exchanges(self, start: int, stop: int) -> int:
-        """The inner algorithm's, and two or three in each round after them."""
+        """The inner algorithm's, and two to four in each round after them."""
         inner = self.inner.exchanges(min(start, self.rounds), min(stop, self.rounds))
-        return inner + (2 + (self.structure == "kronecker")) * (max(stop, self.rounds) - max(start, self.rounds))
+        after = 2 + (self.structure == "kronecker") + 2 * self.personal
+        return inner + after * (max(stop, self.rounds) - max(start, self.rounds))
 
     def start(self, server: Server) -> None:
         super().start(server)
@@ -208,6 +240,19 @@ class LaplacePosterior(Around):
         server.state |= {STATE + name: scalar(value) for name, value in kept.items()}
         server.state |= {STATE + "mean": mean, STATE + "curvature": found.curvature}
         server.state |= {STATE + name: model[name] for name in ("basis", "shapes") if name in model}
+        if self.personal:
+            sent |= {
+                "prior_precision": scalar(prior),
+                "own_precisions": mean.new_tensor(OWN_PRECISIONS, dtype=torch.float64),
+            }
+            tried = yield Exchange(sent, question="own", training=False, answer=self.PersonalLoss)
+            row, best = divmod(int(tried.loss.argmin()), len(COLDNESS) * len(SCALES))
+            cold, column = divmod(best, len(SCALES))
+            chosen = {"own_precisions": sent["own_precisions"][row : row + 1]}
+            yield Exchange(sent | chosen, question="own", training=False, answer=self.PersonalLoss)
+            own_scale = SCALES[column] if self.likelihood == "classification" and float(held.outputs) > 0 else 1.0
+            kept = {"own_precision": OWN_PRECISIONS[row], "own_temperature": COLDNESS[cold], "own_scale": own_scale}
+            server.state |= {STATE + name: scalar(value) for name, value in kept.items()}
 
     def factors(self, client: Client, sent: Broadcast) -> "LaplacePosterior.Factors":
         """What the client's records say of the axes, at the model that was sent."""
@@ -250,20 +295,57 @@ class LaplacePosterior(Around):
                     start += len(means)
                     outputs += len(means) if self.likelihood == "classification" else means.numel()
                     for row, each in enumerate(candidates):
-                        covariances = each.covariance(jacobian)
-                        if self.likelihood == "regression":
-                            loss[row] += gaussian_loss(means, covariances, each.noise, part)
-                            continue
-                        for column, scale in enumerate(SCALES):
-                            found = predict(means / scale, covariances / scale**2, TUNING_DRAWS)
-                            own = found.probabilities.gather(1, part.unsqueeze(1))
-                            loss[row, column] -= own.clamp_min(1e-30).log().sum()
-                            bins = torch.bucketize(found.information, edges().to(mean.device)[:-1])
+                        losses, found = self._losses(means, each.covariance(jacobian), each.noise, part)
+                        loss[row] += losses
+                        for column, prediction in enumerate(found):
+                            bins = torch.bucketize(prediction.information, edges().to(mean.device)[:-1])
                             alike[row, column] += torch.bincount(bins, minlength=BINS)
                     if self.likelihood == "classification":
                         for column, scale in enumerate(SCALES):
                             loss[-1, column] += negative_log_likelihood(means / scale, part, self.likelihood)
         return self.HeldOut(loss=loss, alike=alike, outputs=outputs)
+
+    def _losses(
+        self, means: Tensor, covariances: Tensor, noise: float, targets: Tensor
+    ) -> tuple[Tensor, list[Prediction]]:
+        """Negative log-likelihoods of targets (temperatures,), and what is predicted at each; of a regression one."""
+        if self.likelihood == "regression":
+            return gaussian_loss(means, covariances, noise, targets).expand(len(SCALES)), []
+        found = [predict(means / scale, covariances / scale**2, TUNING_DRAWS) for scale in SCALES]
+        own = torch.stack([each.probabilities.gather(1, targets.unsqueeze(1)) for each in found])
+        return -own.clamp_min(1e-30).log().sum((1, 2)), found
+
+    def own(self, client: Client, sent: Broadcast) -> "LaplacePosterior.PersonalLoss":
+        """How the client's own posteriors predict its held-out records, by the precisions that were sent; it keeps the
+        last."""
+        module, uncertain = client.module, self._of(client.module, client.flat)
+        mean = torch.cat([p.flatten() for p in uncertain.values()]).double()
+        noise, precisions = float(sent["noise"]), sent["own_precisions"].tolist()
+        loss, away = mean.new_zeros(len(precisions), len(COLDNESS), len(SCALES)), torch.zeros_like(mean)
+        with evaluating(module):
+            records = list(self._records(client.data()))
+
+            def at(vector: Tensor) -> Expansion:
+                return Expansion.of(module, uncertain, records, self.likelihood, vector)
+
+            site, unit = at(away), torch.eye(len(mean)).to(mean)
+            cavity = sent["curvature"] - site.curvature + float(sent["prior_precision"]) * noise * unit
+            for row, precision in enumerate(precisions):
+                shrunk = torch.linalg.inv(unit + cavity / (precision * noise))
+                prior = cavity @ shrunk
+                away = mode(at, prior, shrunk @ site.gradient, away)
+                curved = prior + at(away).curvature
+                posterior = GaussianPosterior(mean + away, curved, 0.0, noise=noise)
+                for x, targets in self._records(client.held_out()):
+                    start = 0
+                    for means, jacobian in jacobians(module, uncertain, x):
+                        part, start = targets[start : start + len(means)], start + len(means)
+                        outputs = means + (jacobian.double() @ away).to(means)
+                        covariances = posterior.covariance(jacobian)
+                        for column, cold in enumerate(COLDNESS):
+                            loss[row, column] += self._losses(outputs, cold * covariances, noise, part)[0]
+        client.state |= {STATE + "mean": mean + away, STATE + "curvature": curved}
+        return self.PersonalLoss(loss=loss)
 
     @staticmethod
     @contextmanager
@@ -278,12 +360,17 @@ class LaplacePosterior(Around):
             raise UserError(f"LaplacePosterior: of {type(module).__name__}, {error}") from error
 
     @staticmethod
-    def posterior(state: Mapping[str, Tensor], by: Literal["held_out", "evidence"] = "held_out") -> GaussianPosterior:
+    def posterior(
+        state: Mapping[str, Tensor],
+        by: Literal["held_out", "evidence"] = "held_out",
+        own: Mapping[str, Tensor] | None = None,
+    ) -> GaussianPosterior:
         """The posterior that a server's state holds, as a checkpoint has it.
 
         Args:
             state: the server's tensors, by name.
             by: what has chosen the prior precision.
+            own: a client's tensors, by name, whose personal posterior it is then.
 
         Raises:
             UserError: it holds none, as its training has not come to it.
@@ -294,9 +381,12 @@ class LaplacePosterior(Around):
                 "(trainer.max_epochs)"
             )
         prior = float(state[STATE + ("prior_precision" if by == "held_out" else "evidence")])
-        mean, found = state[STATE + "mean"], state[STATE + "curvature"]
+        mean, found, noise = state[STATE + "mean"], state[STATE + "curvature"], float(state[STATE + "noise"])
         basis = basis_of({name: state[STATE + name] for name in ("basis", "shapes") if STATE + name in state})
-        return GaussianPosterior(mean, found, prior, noise=float(state[STATE + "noise"]), basis=basis)
+        if own is not None:
+            cold = float(state[STATE + "own_temperature"])
+            return GaussianPosterior(own[STATE + "mean"], own[STATE + "curvature"], 0.0, cold, noise)
+        return GaussianPosterior(mean, found, prior, noise=noise, basis=basis)
 
     @staticmethod
     def _records(batches: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
