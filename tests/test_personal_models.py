@@ -156,6 +156,17 @@ def test_fedrep_trains_the_head_and_then_the_representation():
             torch.testing.assert_close(kept.layers[f"client-{k}"][name], value, rtol=1e-9, atol=1e-9)
 
 
+def test_clients_keep_the_same_layers_without_a_trainer():
+    module, kept = Regression().double(), Kept()
+    plain = federated(copy.deepcopy(module), federation(local_steps=4), FedRep(0.75), local=["body.3.*"])
+    plain.run(3)
+    fit(module, federation(local_steps=4), 3, algorithm=FedRep(0.75), local=["body.3.*"], callbacks=[kept])
+    for client, layers in kept.layers.items():
+        for name, value in layers.items():
+            own = plain.federation.private.personal(client)[name]
+            torch.testing.assert_close(own, value, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("algorithm", [Ditto(), APFL()], ids=lambda a: type(a).__name__)
 def test_the_server_learns_and_logs_what_fedavg_does(algorithm):
     module, plain = Regression(batch_norm=True), Regression(batch_norm=True)
