@@ -33,14 +33,12 @@ SEEDS = tuple(range(10))
 HELD_OUT = 0.2
 PAIRS = [(name, "alone") for name in ("pooled", "fedavg", "fedyogi", "noise", "trees")]
 PAIRS += [(name, "fedavg") for name in ("pooled", "fedyogi", "noise", "trees")]
-HEAD = """# Two real tables, split by the key that they have
+HEAD = """# Real tables, split by the key that they have
 
-`python -m evidence.tables` makes this page: `compare`, as a user calls it, on [heart](#heart), 920 patients of four
-hospitals (is a vessel narrowed?), and on [nmes](#nmes), 4,406 people of four regions (is their health poor?). The
-script says where the tables come from. A fifth of each client's rows is held out, on a split of its own for each of
-ten seeds; 20 rounds; means and standard deviations over seeds. Each method had four settings, tried on two or three
-further splits of the same table: rows of the reported tests are among those, for all methods alike. FedYogi's server
-has its configuration's rate, .1.
+`python -m evidence.tables` makes this page: `compare`, as a user calls it. The script says where the tables come
+from. A fifth of each client's rows is held out, on a split of its own for each of ten seeds; 20 rounds; means and
+standard deviations over seeds. Each method had four settings, tried on a few further splits of the same table: rows
+of the reported tests are among those, for all methods alike. FedYogi's server has its configuration's rate, .1.
 
 *p* is the t-test's, paired by seed, and corrected by Holm for the nine comparisons. Ten splits of one table share
 rows, so that this p is too small; the last column counts it, with variances 1/10 + .2/.8 times (Nadeau and Bengio
@@ -69,9 +67,10 @@ def nmes(packages: Path) -> pd.DataFrame:
 
 
 class Case(NamedTuple):
-    """A table, whose rows they are, what is predicted, how it is read, and the seeds on which methods are tuned."""
+    """A table, what it is, whose rows they are, what is predicted, how it is read, and the seeds for tuning."""
 
     name: str
+    what: str
     client: str
     label: str
     read: Callable[[Path], pd.DataFrame]
@@ -79,8 +78,10 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("heart", "hospital", "disease", heart, (100, 101, 102)),
-    Case("nmes", "region", "health", nmes, (100, 101)),
+    Case(
+        "heart", "920 patients of four hospitals: is a vessel narrowed?", "hospital", "disease", heart, (100, 101, 102)
+    ),
+    Case("nmes", "4,406 people of four regions: is their health poor?", "region", "health", nmes, (100, 101)),
 )
 
 
@@ -94,7 +95,9 @@ def words(case: Case, seeds: tuple[int, ...], output: str, settings: dict[str, A
 
 
 def run(command: list[str]) -> None:
-    subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
+    """Run it, unless its last word, the folder, has its table already."""
+    if not (Path(command[-1]) / "compare.csv").is_file():
+        subprocess.run([sys.executable, *command], check=True, stdout=sys.stderr)
 
 
 def tuned(case: Case) -> dict[str, tuple[Any, pd.Series]]:
@@ -138,7 +141,7 @@ def told(case: Case, picture: Path | None) -> str:
     whole = seeds.groupby(["method", "seed"], as_index=False)["AUROC"].mean().assign(client=WHOLE)
     spread = pd.concat([seeds, whole]).groupby(["client", "method"])["AUROC"].agg(["mean", "std"])
     clients = [*dict.fromkeys(seeds["client"]), WHOLE]
-    lines = [f"## {case.name}", "", f"`python {' '.join(command)}`", ""]
+    lines = [f"## {case.name}", "", f"{case.what} `python {' '.join(command)}`", ""]
     lines += [f"| AUROC | {' | '.join(TITLES[name] for name in methods)} |", f"|{'---|' * (len(methods) + 1)}"]
     for client in clients:
         cells = ["{:.3f} ± {:.3f}".format(*spread.loc[(client, name)]) for name in methods]
