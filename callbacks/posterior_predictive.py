@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from matplotlib.figure import Figure
 from torch import Tensor
 from torchmetrics.classification import MulticlassCalibrationError
@@ -14,6 +15,7 @@ from torchmetrics.classification import MulticlassCalibrationError
 from lit_epgan.bayes.posterior import GaussianPosterior, predict
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.pictures import pixels_of, publish
+from lit_epgan.datamodules.rounds import ValidationLoader
 from lit_epgan.engine.parameters import matches
 from lit_epgan.federated.bayesian.laplace import STATE, LaplacePosterior, gaussian_loss
 from lit_epgan.lib import tensor_file
@@ -67,6 +69,11 @@ class PosteriorPredictive(Callback):
         self._uncertain = algorithm.uncertain(federated, type(pl_module).__name__)
         self._state, self._own = state, None
         self._clients = clients_of(trainer, federation) if algorithm.personal and trainer.testing else {}
+        if self._clients and not isinstance(trainer.test_dataloaders, ValidationLoader):
+            rank_zero_warn(
+                "PosteriorPredictive: the test records are nobody's, so that clients' own posteriors are not judged: "
+                "give test_dataset by client"
+            )
         self._probabilities: dict[str, list[Tensor]] = {}
         self._labels: list[Tensor] = []
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from lit_epgan.bayes.posterior import GaussianPosterior, predict
 from lit_epgan.callbacks import PosteriorPredictive
+from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import PlainFederation
 from lit_epgan.federated import FedAvg, LaplacePosterior
 from lit_epgan.federated.bayesian import laplace
@@ -100,7 +102,8 @@ def test_where_clients_are_alike_it_is_the_federations_and_nothing_counts_twice(
         torch.testing.assert_close(found.precision, common.precision, rtol=1e-9, atol=1e-9)
 
 
-def test_of_a_softmax_it_is_around_the_optimum() -> None:
+def test_of_a_softmax_it_is_around_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(laplace, "OWN_PRECISIONS", (10.0, 1.0))
     deals = Deals((5, 16, 3))
     federation = deals.federation(personal=True)
     federation.run(2)
@@ -136,7 +139,10 @@ def test_without_held_out_records_clients_are_alike() -> None:
 
 
 @pytest.mark.parametrize("likelihood", ["classification", "regression"])
-def test_the_trainer_scores_each_client_by_its_own(likelihood: Any, tmp_path: Path) -> None:
+def test_the_trainer_scores_each_client_by_its_own(
+    likelihood: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laplace, "OWN_PRECISIONS", (10.0, 1.0))
     torch.manual_seed(0)
     kind, width = (Classifier, CLASSES) if likelihood == "classification" else (Regression, 1)
     module = kind(nn.Linear(WIDTH, 5), nn.Linear(5, width), lambda p: torch.optim.SGD(p, lr=0.1))
@@ -166,7 +172,7 @@ def test_the_trainer_scores_each_client_by_its_own(likelihood: Any, tmp_path: Pa
     assert math.isfinite(loaded["personal/nll"])
 
 
-def test_what_cannot_be_is_said_in_a_sentence(tmp_path: Path) -> None:
+def test_what_cannot_be_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="are the last layer's, not diagonal"):
         LaplacePosterior(1, structure="diagonal", personal=True)
     module = Classifier(nn.Linear(WIDTH, 5), nn.Linear(5, CLASSES))
@@ -175,3 +181,13 @@ def test_what_cannot_be_is_said_in_a_sentence(tmp_path: Path) -> None:
     algorithm.personal = True
     with pytest.raises(UserError, match="no client's own posterior"):
         trainer.test(module, datamodule=data("classification"), verbose=False)
+    monkeypatch.setattr(laplace, "OWN_PRECISIONS", (1.0,))
+    algorithm = LaplacePosterior(1, personal=True)
+    trainer = fit(module, data("classification"), 2, tmp_path, algorithm=algorithm, callbacks=[PosteriorPredictive()])
+    pooled = FederatedDataModule.from_datasets(
+        {"site 0": TensorDataset(*records())}, 8, test_dataset=TensorDataset(*records())
+    )
+    with pytest.warns(UserWarning, match="the test records are nobody's"):
+        (found,) = trainer.test(module, datamodule=pooled, verbose=False)
+    assert "posterior/nll" in found
+    assert "personal/nll" not in found

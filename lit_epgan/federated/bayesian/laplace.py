@@ -79,7 +79,7 @@ class LaplacePosterior(Around):
     gradient of the loss at theta* is g_k: no record counts twice. A large t gives the federation's posterior, a small
     one the client's alone. Newton's steps find the mode, as the loss is convex, and Laplace's approximation the width.
     Held-out sums choose t of six, what the covariance is multiplied by of three, and the logits' temperature. Without
-    records held out the largest t is taken. A client keeps its posterior, and nobody else sees it.
+    records held out the largest t is taken. A client keeps its posterior; it is not sent.
 
     Price: one exchange of m or m^2 numbers up, m the parameters that are uncertain, and one of some thousand; all sum.
     ``personal`` adds two more of some hundred, and m^2 numbers that a client keeps.
