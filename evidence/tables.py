@@ -38,7 +38,8 @@ HEAD = """# Real tables, split by the key that they have
 `python -m evidence.tables` makes this page: `compare`, as a user calls it. The script says where the tables come
 from. A fifth of each client's rows is held out, on a split of its own for each of ten seeds; 20 rounds; means and
 standard deviations over seeds. Each method had four settings, tried on a few further splits of the same table: rows
-of the reported tests are among those, for all methods alike. FedYogi's server has its configuration's rate, .1.
+of the reported tests are among those, for all methods alike. FedYogi's server has its configuration's rate, .1. Where
+the first or the last of four was taken, a better one may lie beyond it.
 
 *p* is the t-test's, paired by seed, and corrected by Holm for the nine comparisons. Ten splits of one table share
 rows, so that this p is too small; the last column counts it, with variances 1/10 + .2/.8 times (Nadeau and Bengio

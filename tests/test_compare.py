@@ -8,7 +8,7 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.metrics import roc_auc_score
 from torch.utils.data import TensorDataset
 
-from lit_epgan.cli.compare import WHOLE, advice, auroc, bagged_trees, by_client, score_for
+from lit_epgan.cli.compare import WHOLE, advice, auroc, bagged_trees, by_client, data_of, score_for
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 
@@ -95,6 +95,7 @@ def test_one_command_compares_methods_by_client_and_goes_on_where_it_was(tmp_pat
     assert rows["AUROC"].between(0.5, 1).all()
     assert "batch_size: 8" in (folder / "runs" / "noise" / "seed-0" / "config.yaml").read_text()
     assert "batch_size: 32" in (folder / "runs" / "fedavg" / "seed-0" / "config.yaml").read_text()
+    assert data_of(folder / "runs" / "fedavg" / "seed-1").seed == 1  # trees are grown on that seed's split
     seeds = pd.read_csv(folder / "seeds.csv")
     means = seeds.groupby(["method", "client"])["AUROC"].mean()
     assert len(seeds) == 6 * 2 * 2

@@ -157,9 +157,11 @@ def data_of(run: Path) -> "FederatedDataModule":
     from lightning.pytorch import LightningDataModule
 
     parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--seed_everything", type=int)
     parser.add_subclass_arguments(LightningDataModule, "data")
-    content = load_yaml(run / CONFIG)["data"]
-    data: FederatedDataModule = parser.instantiate_classes(parser.parse_object({"data": content})).data
+    parser.link_arguments("seed_everything", "data.init_args.seed")  # as fit does; the file does not say it
+    content = {key: value for key, value in load_yaml(run / CONFIG).items() if key in ("seed_everything", "data")}
+    data: FederatedDataModule = parser.instantiate_classes(parser.parse_object(content)).data
     data.setup("fit")
     return data
 
