@@ -38,6 +38,10 @@ CHEAP = {
     "claims": ["--studies", "graffl_boost"],
     "correlated_noise": ["--rounds", "6", "--groups", "3"],
     "canary_audit": ["--canaries", "20", "--guesses", "10", "--times", "2", "--groups", "2", "--seeds", "1"],
+    "generator_posteriors": [
+        *("--seeds", "300", "--tuning", "300", "--temperatures", "1e-3", "--samples", "100"),
+        *("--fit", "trainer.max_epochs=2", "data.warmup_steps=2", "data.local_steps=1"),
+    ],
     "federating_pays": ["--picture", "picture.png"],
     "real_images": ["--seeds", "300"],
     "tilted_moments": ["--elements", "2000", "--repeats", "1"],
