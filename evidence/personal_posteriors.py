@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_calibration_error
 
 from benchmarks.side_by_side import markdown, options, publish
-from evidence.posteriors import BATCH, ROUNDS, Dealt, Network
+from evidence.posteriors import ROUNDS, SETS, Dealt, Network
 from lit_epgan.bayes.posterior import predict
 from lit_epgan.callbacks.posterior_predictive import BINS, scored
 from lit_epgan.cli.significance import holm, paired
@@ -79,6 +79,7 @@ BEST: dict[str, dict[str, tuple[float, ...]]] = {  # as ``--tune --seeds 900 901
     },
 }
 CHOSEN = {"own_precision": "precisions", "own_temperature": "factors of covariances", "own_scale": "temperatures"}
+DIGITS = SETS["digits"]
 Outputs = dict[str, tuple[Tensor, Tensor]]  # of each client: logits and labels
 
 
@@ -111,11 +112,11 @@ def trained(
     def batches(client: int, round_: int) -> Iterator[tuple[Tensor, Tensor]]:
         x, y = train[names[client]]
         order = torch.randperm(len(x), generator=generator_for(seed, round_, client))
-        yield from ((x[rows], y[rows]) for rows in order.split(BATCH))
+        yield from ((x[rows], y[rows]) for rows in order.split(DIGITS.batch))
 
     federation = PlainFederation(
         algorithm,
-        Trained(seed),
+        Trained(seed, DIGITS),
         Trained.training_step,
         lambda parameters: torch.optim.SGD(parameters, lr=rate),
         batches,
@@ -284,8 +285,8 @@ def report(seeds: list[int], kept: dict[tuple[str, int], Any]) -> str:
             f"Chosen by seed: {told}. Settings: {best}.",
         ]
     text = (
-        f"{ROUNDS} rounds of one local epoch, SGD, batches of {BATCH}. 20 % of each client's images are judged by its "
-        "own model. Mean and standard deviation over seeds; NLL in nats an image. All methods' logits are divided by "
+        f"{ROUNDS} rounds of one local epoch, SGD, batches of {DIGITS.batch}. 20 % of each client's images are judged by "
+        "its own model. Mean and standard deviation over seeds; NLL in nats an image. All methods' logits are divided by "
         f"the one of {len(SCALES)} temperatures that predicts held-out images best. p: paired t-tests of log NLL and "
         f"of accuracy against clients' own posteriors, each corrected by Holm for all {len(by_nll)}. Settings, the "
         "best of eight of each method by the NLL of held-out images of seeds 900 to 902: rates; of fine-tuning epochs "
