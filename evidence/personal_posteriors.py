@@ -285,13 +285,13 @@ def report(seeds: list[int], kept: dict[tuple[str, int], Any]) -> str:
             f"Chosen by seed: {told}. Settings: {best}.",
         ]
     text = (
-        f"{ROUNDS} rounds of one local epoch, SGD, batches of {DIGITS.batch}. 20 % of each client's images are judged "
-        "by its own model. Mean and standard deviation over seeds; NLL in nats an image. All methods' logits are "
-        f"divided by the one of {len(SCALES)} temperatures that predicts held-out images best. p: paired t-tests of "
-        f"log NLL and of accuracy against clients' own posteriors, each corrected by Holm for all "
-        f"{len(by_nll)}. Settings, the best of eight of each method by the NLL of held-out images of seeds 900 to 902: rates; of fine-tuning epochs "
-        "and rate; of Ditto lam and rate. The posteriors choose from six precisions and three factors of the "
-        "covariance in each run."
+        f"{ROUNDS} rounds of one local epoch, SGD, batches of {DIGITS.batch}. 20 % of each client's images are "
+        "judged by its own model. Mean and standard deviation over seeds; NLL in nats an image. All methods' "
+        f"logits are divided by the one of {len(SCALES)} temperatures that predicts held-out images best. p: "
+        "paired t-tests of log NLL and of accuracy against clients' own posteriors, each corrected by Holm for "
+        f"all {len(by_nll)}. Settings, the best of eight of each method by the NLL of held-out images of seeds 900"
+        " to 902: rates; of fine-tuning epochs and rate; of Ditto lam and rate. The posteriors choose from six "
+        "precisions and three factors of the covariance in each run."
     )
     return "\n\n".join(["# Models of clients' own on digits", text, *parts]) + "\n"
 
