@@ -77,7 +77,12 @@ def _write_preparation(preparation: Preparation, run: Path) -> None:
 
 def with_names(table: "pd.DataFrame", names: Sequence[str] | None) -> "pd.DataFrame":
     """The table of counts (clients, classes) with the name of class 0, 1, ... for its number, where it has one."""
-    return table.rename(columns=dict(enumerate(names))) if names else table
+    import pandas as pd
+
+    if not names:
+        return table
+    named = [names[k] if k < len(names) else k for k in table.columns]
+    return table.set_axis(pd.Index(named, name=table.columns.name, dtype=object), axis=1)
 
 
 def print_partition(table: "pd.DataFrame", file: Path, console: Console) -> None:

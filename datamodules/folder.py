@@ -117,6 +117,12 @@ class FolderDataModule(FederatedDataModule):
     def load(self) -> ClientData:
         """Find the images and their clients. UserError: names the first mistake in the folder or manifest, see
         ``read_records``, or an unreadable image."""
+        import pandas as pd
+
+        with pd.option_context("mode.string_storage", "python"):  # Arrow's strings hold UTF-8 alone; names need not be
+            return self._found()
+
+    def _found(self) -> ClientData:
         records = self._readable(read_records(self.path, self.outside))
         self.label_names = self._classes(set(records["label"]) - {""})
         train = self._by_client(records[records["split"] == "train"])

@@ -184,7 +184,7 @@ def partition_table(labels: Mapping[str, Tensor]) -> "pd.DataFrame":
     classes = torch.unique(torch.cat(list(labels.values())))
     columns = {client: torch.searchsorted(classes, own) for client, own in labels.items()}
     counts = [torch.bincount(column, minlength=len(classes)).tolist() for column in columns.values()]
-    index = pd.Index(list(labels), name="client")
+    index = pd.Index(list(labels), name="client", dtype=object)  # a folder's name need not be UTF-8
     return pd.DataFrame(counts, index=index, columns=pd.Index(classes.tolist(), name="class"), dtype="int64")
 
 

@@ -83,7 +83,9 @@ def test_a_cell_between_quotes_may_hold_any_line_end(tmp_path, end):
 
 def partition_of(clients):
     counts = np.arange(2 * len(clients)).reshape(len(clients), 2) + 1
-    return pd.DataFrame(counts, index=pd.Index(clients, name="client"), columns=pd.Index([0, 1], name="class"))
+    return pd.DataFrame(
+        counts, index=pd.Index(clients, name="client", dtype=object), columns=pd.Index([0, 1], name="class")
+    )
 
 
 @settings(max_examples=40)

@@ -78,4 +78,6 @@ class ClientResults:
             }
             for client, n in self.records.items()
         ]
-        return pd.DataFrame(rows, index=pd.Index([csv_cell(self.names[k]) for k in self.records], name="client"))
+        return pd.DataFrame(
+            rows, index=pd.Index([csv_cell(self.names[k]) for k in self.records], name="client", dtype=object)
+        )
