@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -81,8 +81,9 @@ def with_names(table: "pd.DataFrame", names: Sequence[str] | None) -> "pd.DataFr
 
     if not names:
         return table
-    named = [names[k] if k < len(names) else k for k in table.columns]
-    return table.set_axis(pd.Index(named, name=table.columns.name, dtype=object), axis=1)
+    own: dict[Any, str] = dict(enumerate(names))
+    named = pd.Index([own.get(k, k) for k in table.columns], name=table.columns.name, dtype=object)
+    return table.set_axis(named, axis=1)
 
 
 def print_partition(table: "pd.DataFrame", file: Path, console: Console) -> None:
