@@ -55,28 +55,14 @@ TRIED: dict[str, list[tuple[float, ...]]] = {
     "ditto": [(lam, rate) for lam in (0.01, 0.1, 1.0, 3.0) for rate in (0.1, 0.3)],
     "alone": [(rate,) for rate in RATES],
 }
+TUNED = ("fedavg", "finetuned", "fedrep", "ditto", "alone")
 BEST: dict[str, dict[str, tuple[float, ...]]] = {  # as ``--tune --seeds 900 901 902`` says
-    "10 clients, Dirichlet(0.1)": {
-        "fedavg": (0.5,),
-        "finetuned": (10, 0.2),
-        "fedrep": (0.5,),
-        "ditto": (1.0, 0.1),
-        "alone": (0.5,),
-    },
-    "10 clients, Dirichlet(0.5)": {
-        "fedavg": (0.5,),
-        "finetuned": (10, 0.05),
-        "fedrep": (0.7,),
-        "ditto": (1.0, 0.1),
-        "alone": (0.3,),
-    },
-    "10 clients, at random": {
-        "fedavg": (1.0,),
-        "finetuned": (3, 0.2),
-        "fedrep": (1.0,),
-        "ditto": (1.0, 0.3),
-        "alone": (0.5,),
-    },
+    name: dict(zip(TUNED, best, strict=True))
+    for name, best in {
+        "10 clients, Dirichlet(0.1)": [(0.5,), (10, 0.2), (0.5,), (1.0, 0.1), (0.5,)],
+        "10 clients, Dirichlet(0.5)": [(0.5,), (10, 0.05), (0.7,), (1.0, 0.1), (0.3,)],
+        "10 clients, at random": [(1.0,), (3, 0.2), (1.0,), (1.0, 0.3), (0.5,)],
+    }.items()
 }
 CHOSEN = {"own_precision": "precisions", "own_temperature": "factors of covariances", "own_scale": "temperatures"}
 DIGITS = SETS["digits"]
