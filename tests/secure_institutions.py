@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.carriers.policy import Policy, ReportFilter
-from lit_epgan.carriers.protocol import Endpoint, Terms
+from lit_epgan.carriers.protocol import Endpoint, FederateSettings
 from lit_epgan.carriers.remote_server import RemoteRound, RemoteServer
 from lit_epgan.carriers.secure_aggregation import Masking
 from lit_epgan.engine import Federation, Round
@@ -97,7 +97,7 @@ class Secure:
         maskings: Mapping[int, Callable[..., Masking]] | None = None,
         changes: Callable[[Federation], None] = lambda federation: None,
     ) -> None:
-        terms = Terms(patience=60.0, gather=60.0, largest=LARGEST, secure=True)
+        terms = FederateSettings(patience=60.0, gather=60.0, largest=LARGEST, secure=True)
         at = Endpoint("server", str(folder / secrets.token_hex(4)), secrets.token_hex(16), terms=terms)
         self.server = AtSecureServer(at, folder, {})
         kinds = {k: (maskings or {}).get(k, Masking) for k in range(4)}

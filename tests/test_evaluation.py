@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanAbsoluteError
 from torchmetrics.classification import BinaryAUROC, BinaryF1Score
 
-from lit_epgan.carriers.protocol import Endpoint, Terms
+from lit_epgan.carriers.protocol import Endpoint, FederateSettings
 from lit_epgan.cli.evaluation import OVERALL, Sums, metrics, refuse_private
 from lit_epgan.cli.main import main
 from lit_epgan.engine import Answer, Exchange, Message, PlainFederation, merged
@@ -47,7 +47,11 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def evaluated(trained: Path, folder: Path, secure: bool = False, policies: Mapping[str, str] | None = None) -> Any:
     """What the server's table says, by client, of processes of their own; and what each has printed."""
-    key, address, terms = secrets.token_hex(16), str(folder / "s"), Terms(60.0, 60.0, evaluate=True, secure=secure)
+    key, address, terms = (
+        secrets.token_hex(16),
+        str(folder / "s"),
+        FederateSettings(60.0, 60.0, evaluate=True, secure=secure),
+    )
     places = {"server": Endpoint("server", address, key, terms=terms)}
     places |= {name: Endpoint("institution", address, key, name, terms) for name in HOSPITALS}
     started = {}

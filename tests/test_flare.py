@@ -26,7 +26,7 @@ from lit_epgan.carriers.contributions import read_contributions
 from lit_epgan.carriers.fit import Fit, FitPlan, at_institution
 from lit_epgan.carriers.flare_process import end_below
 from lit_epgan.carriers.policy import Policy
-from lit_epgan.carriers.protocol import Endpoint, Terms
+from lit_epgan.carriers.protocol import Endpoint, FederateSettings
 from lit_epgan.cli.federate import followed
 from lit_epgan.cli.main import main
 from lit_epgan.engine import Broadcast, Client, Message
@@ -40,7 +40,7 @@ SMALL = ["--config", "digits_classifier.yaml", "--data.clients", "2", "--trainer
 
 
 def by_sockets(
-    words: Sequence[str], folder: Path, names: Sequence[str], workspace: Path, terms: Terms, resumes: bool
+    words: Sequence[str], folder: Path, names: Sequence[str], workspace: Path, terms: FederateSettings, resumes: bool
 ) -> None:
     """In place of FLARE's simulator: the same processes, which talk over a socket."""
     address, key, processes = str(folder / "s"), secrets.token_hex(16), []

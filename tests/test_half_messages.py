@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lit_epgan.carriers.policy import Policy, ReportFilter
-from lit_epgan.carriers.protocol import Endpoint, Frame, Kind, Terms
+from lit_epgan.carriers.protocol import Endpoint, FederateSettings, Frame, Kind
 from lit_epgan.carriers.remote_clients import RemoteClients
 from lit_epgan.carriers.remote_server import RemoteServer
 from lit_epgan.cli.federate import _own, _terms
@@ -78,7 +78,7 @@ def test_both_ends_send_half_and_the_list_of_what_has_left_says_so(tmp_path: Pat
 
 
 def begin(kind: type[AtServer], folder: Path, mechanism: Any = None, secure: bool = False) -> None:
-    terms = Terms(half=True, secure=secure, gather=0.1)
+    terms = FederateSettings(half=True, secure=secure, gather=0.1)
     made = federation("fedavg").federation
     made.mechanism = mechanism
     listener: Any = type("Closed", (), {"accept": lambda self: (_ for _ in ()).throw(SystemExit)})()

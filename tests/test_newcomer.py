@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_epgan.callbacks import FederationCallback, RoundCheckpoint
-from lit_epgan.carriers.protocol import Endpoint, Terms
+from lit_epgan.carriers.protocol import Endpoint, FederateSettings
 from lit_epgan.engine import Sampler
 from lit_epgan.federated import SCAFFOLD, ExpectationPropagation, FedAvg
 from lit_epgan.fit import state
@@ -25,7 +25,7 @@ from tests.test_remote_faults import counted
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if each client had data of its own, on a machine of its own."""
-    monkeypatch.setattr(state, "endpoint", lambda: Endpoint("server", terms=Terms(names=("a",))))
+    monkeypatch.setattr(state, "endpoint", lambda: Endpoint("server", terms=FederateSettings(names=("a",))))
 
 
 class Later(Sampler):
@@ -93,9 +93,9 @@ def test_the_servers_control_stays_the_mean_of_the_clients(tmp_path: Path) -> No
 def test_an_institution_that_is_new_joins_when_all_are_started_again(tmp_path: Path) -> None:
     words = ("--module", "points", "--algorithm", "fedavg_gan")
 
-    site = Site(tmp_path, Terms(names=tuple(NAMES[:3])))
+    site = Site(tmp_path, FederateSettings(names=tuple(NAMES[:3])))
     ended({name: site.started(name, *words, "--clients", "3", "--rounds", "2") for name in ("server", *NAMES[:3])})
-    site, words = Site(tmp_path, Terms(names=tuple(NAMES))), (*words, "--rounds", "6")
+    site, words = Site(tmp_path, FederateSettings(names=tuple(NAMES))), (*words, "--rounds", "6")
     again = {name: site.started(name, *words, "--resume", "--accept-changes") for name in ("server", *NAMES[:3])}
     again["client-3"] = site.started("client-3", *words)  # which has nothing to go on from
     ended(again)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lit_epgan.carriers.protocol import VERSION, WORDS, Endpoint, Frame, Kind, Terms
+from lit_epgan.carriers.protocol import VERSION, WORDS, Endpoint, FederateSettings, Frame, Kind
 from lit_epgan.engine.messages import Count, tensor_of
 from lit_epgan.engine.wire import decode_answer
 from tests.processes import Started, command, model, run
@@ -35,9 +35,9 @@ RUNS = [
 class Site:
     """A server and institutions, whose runs are in folders of their names."""
 
-    def __init__(self, folder: Path, terms: Terms | None = None) -> None:
+    def __init__(self, folder: Path, terms: FederateSettings | None = None) -> None:
         folder.mkdir(exist_ok=True)
-        self.folder, self._terms = folder, terms or Terms()
+        self.folder, self._terms = folder, terms or FederateSettings()
         self._key, self._address = secrets.token_hex(16), str(folder / secrets.token_hex(4))
         self._tapped: dict[str, Endpoint] = {}
 

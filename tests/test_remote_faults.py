@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lit_epgan.carriers.fit import at_institution
-from lit_epgan.carriers.protocol import VERSION, Frame, Kind, Terms, answered
+from lit_epgan.carriers.protocol import VERSION, FederateSettings, Frame, Kind, answered
 from lit_epgan.cli.main import main
 from lit_epgan.engine.messages import Count, Task, Weighted
 from lit_epgan.engine.private import Private
@@ -120,7 +120,7 @@ def test_an_institution_says_what_a_torn_checkpoint_loses_and_starts_anew_where_
 def test_an_institution_that_stalls_is_left_out_and_rejoins(tmp_path):
     """client-1 is stopped in round 0; client-0 has answered, and holds round 1 up until client-1 is back."""
     folder, patience = tmp_path / "several", 15.0
-    site = Site(folder, Terms(patience))
+    site = Site(folder, FederateSettings(patience))
     here = "rank 0 round 0 batch 0"
     processes = site.all_started("--module", "regression", own={"client-1": ("--halt", here)})
     wait_for(processes["client-1"], here)
@@ -171,7 +171,7 @@ def hostile(where, kinds):
 
 
 def with_hostile(folder, *kinds):
-    site = Site(folder, Terms(largest=100_000))
+    site = Site(folder, FederateSettings(largest=100_000))
     processes = {name: site.started(name, "--module", "regression") for name in ("server", *NAMES[:2])}
     for name, own in zip(NAMES[2:], kinds, strict=True):
         Thread(target=hostile, args=(site.place(name), own), daemon=True).start()

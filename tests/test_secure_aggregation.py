@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 from scipy import stats
 
 from lit_epgan.carriers.policy import Policy
-from lit_epgan.carriers.protocol import WORDS, Frame, Kind, Terms
+from lit_epgan.carriers.protocol import WORDS, FederateSettings, Frame, Kind
 from lit_epgan.carriers.secure_aggregation import MASKED, MaskedSum, Masking
 from lit_epgan.engine import Algorithm, Exchange, FixedSize, Median, Round, Rounds, Server
 from lit_epgan.engine.messages import Count, Task, Weighted
@@ -33,7 +33,7 @@ from tests.secure_institutions import NAMES, Secure, without_masks
 from tests.test_remote import Site, assert_equal, ended
 
 pytestmark = pytest.mark.filterwarnings("ignore:secure aggregation without certificates", "ignore:.*self.log")
-SECURE = Terms(patience=60.0, secure=True)
+SECURE = FederateSettings(patience=60.0, secure=True)
 RUNS = [  # with entries of their own in their reports; others are in ``tests.test_remote``
     ("--module", "regression", "--algorithm", "scaffold"),
     ("--module", "regression", "--noise-seed", "1", "--unit", "record"),

@@ -19,7 +19,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from lit_epgan.carriers.fit import SERVER, VARIABLE, FitPlan, at_institution
 from lit_epgan.carriers.flare_process import LEAVING, end_below
 from lit_epgan.carriers.kits import CONTROLLER, EXECUTOR, read, store_in, write, write_job
-from lit_epgan.carriers.protocol import Terms
+from lit_epgan.carriers.protocol import FederateSettings
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few
 from lit_epgan.runs.run_folder import INSTITUTIONS, SERVER_LOG
@@ -45,7 +45,7 @@ PROGRAMS = {
 
 
 def simulate(
-    words: Sequence[str], folder: Path, names: Sequence[str], workspace: Path, terms: Terms, resumes: bool
+    words: Sequence[str], folder: Path, names: Sequence[str], workspace: Path, terms: FederateSettings, resumes: bool
 ) -> None:
     """Run a fit with these words after ``fit`` to its end, its own files in ``folder`` and FLARE's in ``workspace``.
 
@@ -85,7 +85,9 @@ def attend(kit: Path, plan: FitPlan, say: Callable[[str], None]) -> None:
     raise UserError(f"FLARE's client has ended with {code}: {log} says why")
 
 
-def serve(kit: Path, operator: Path, plan: FitPlan, terms: Terms, resumes: bool, say: Callable[[str], None]) -> None:
+def serve(
+    kit: Path, operator: Path, plan: FitPlan, terms: FederateSettings, resumes: bool, say: Callable[[str], None]
+) -> None:
     """Run the server from its start to the end of one training.
 
     ``operator`` is the kit of who starts it; with ``resumes`` all go on from their last checkpoints. UserError: a kit
@@ -166,7 +168,7 @@ class Operator:
             self._session = None
 
 
-def _gathered(operator: Operator, terms: Terms, say: Callable[[str], None]) -> list[str]:
+def _gathered(operator: Operator, terms: FederateSettings, say: Callable[[str], None]) -> list[str]:
     """Those who are there when all are, or when they have been waited for; an error where they are too few."""
     end, said = time.monotonic() + terms.gather, ""
     while True:

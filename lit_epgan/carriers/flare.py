@@ -27,7 +27,7 @@ from nvflare.apis.workspace import Workspace
 
 from lit_epgan.carriers.fit import SERVER, Fit, FitPlan
 from lit_epgan.carriers.keys import CERTIFICATE
-from lit_epgan.carriers.protocol import Endpoint, Frame, Kind, Terms
+from lit_epgan.carriers.protocol import Endpoint, FederateSettings, Frame, Kind
 
 MESSAGES, ANSWER = "messages", "answer"  # the task's name and its entry; the answer's entry
 CHECK = 0.05  # seconds between two looks
@@ -71,7 +71,7 @@ class RoundController(Controller):  # type: ignore[misc]
         plan, self.engine = FitPlan.read(SERVER), fl_ctx.get_engine()
         for site in self.institutions:
             self.call(site)
-        fit = Fit(plan, Endpoint("server", terms=Terms.of(self.terms), carrier=self), self.resumes)
+        fit = Fit(plan, Endpoint("server", terms=FederateSettings.of(self.terms), carrier=self), self.resumes)
         fit.start()
         while fit.is_alive() and not abort_signal.triggered:
             time.sleep(CHECK)
@@ -230,7 +230,7 @@ class FitExecutor(Executor):  # type: ignore[misc]
             raise EOFError
         plan = FitPlan.read(fl_ctx.get_identity_name())
         self._link, inner = Pipe()
-        terms = Terms.of(self.terms)
+        terms = FederateSettings.of(self.terms)
         where = Endpoint("institution", name=plan.name, terms=terms, certificates=certificates(fl_ctx), carrier=inner)
         os.environ |= where.environment()  # for further ranks
         self._fit = Fit(plan, where, self.resumes or again)

@@ -21,7 +21,7 @@ from lit_epgan.carriers.authority import LONGEST, ORGANISATION, OWNERS, ROOT, Au
 from lit_epgan.carriers.fit import SERVER
 from lit_epgan.carriers.flare import MESSAGES, FitExecutor, RoundController
 from lit_epgan.carriers.keys import MEMBERS, MemberList, fingerprint
-from lit_epgan.carriers.protocol import Terms
+from lit_epgan.carriers.protocol import FederateSettings
 from lit_epgan.lib import bounds
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few
@@ -48,7 +48,7 @@ RIGHTS = {
 }  # fmt: skip
 
 
-def write_job(folder: Path, institutions: Mapping[str, str], terms: Terms, resumes: bool) -> Path:
+def write_job(folder: Path, institutions: Mapping[str, str], terms: FederateSettings, resumes: bool) -> Path:
     """Write the job; its folder. It holds no code, which sites would refuse.
 
     ``institutions`` are clients by FLARE's names of their sites; with ``resumes`` all go on from their checkpoints.

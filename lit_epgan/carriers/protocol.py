@@ -21,8 +21,8 @@ LEAST = 3  # institutions in a sum: of two, each knows the other's part from the
 
 
 @dataclass(frozen=True)
-class Terms:
-    """On which the processes of a federation work together.
+class FederateSettings:
+    """What the processes of a federation must agree on.
 
     Attributes:
         patience: seconds that the server waits for an answer.
@@ -47,7 +47,7 @@ class Terms:
     evaluate: bool = False
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> "Terms":
+    def of(cls, told: dict[str, Any]) -> "FederateSettings":
         """The terms that were written as JSON."""
         return cls(**told | {"names": tuple(told["names"])})
 
@@ -70,7 +70,7 @@ class Endpoint:
     address: str = ""
     key: str = ""
     name: str = ""
-    terms: Terms = Terms()
+    terms: FederateSettings = FederateSettings()
     certificates: str = ""
     carrier: Any = None
 
@@ -116,7 +116,7 @@ def endpoint() -> Endpoint | None:
     if _here.get() is not None or not told:
         return _here.get()
     words = json.loads(told)
-    return Endpoint(**words | {"terms": Terms.of(words["terms"])})
+    return Endpoint(**words | {"terms": FederateSettings.of(words["terms"])})
 
 
 class Kind(Enum):

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from lit_epgan.carriers.protocol import Terms
+from lit_epgan.carriers.protocol import FederateSettings
 from lit_epgan.cli.lightning_cli import FederatedCLI
 from lit_epgan.cli.run_setup import fit_networks, make_room, say
 from lit_epgan.datamodules.elsewhere import place
@@ -251,9 +251,9 @@ def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
         parser.add_argument(name, action="store_true")
     parser.add_argument("--kits", default="kits")
     parser.add_argument("--requests", default=".")
-    parser.add_argument("--least", type=int, default=Terms.least)
-    parser.add_argument("--patience", type=float, default=Terms.patience)
-    parser.add_argument("--gather", type=float, default=Terms.gather)
+    parser.add_argument("--least", type=int, default=FederateSettings.least)
+    parser.add_argument("--patience", type=float, default=FederateSettings.patience)
+    parser.add_argument("--gather", type=float, default=FederateSettings.gather)
     try:
         own, rest = parser.parse_known_args(args)
     except argparse.ArgumentError as error:
@@ -266,8 +266,8 @@ def _own(args: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return own, rest
 
 
-def _terms(own: argparse.Namespace, names: tuple[str, ...] = ()) -> Terms:
-    return Terms(
+def _terms(own: argparse.Namespace, names: tuple[str, ...] = ()) -> FederateSettings:
+    return FederateSettings(
         own.patience, own.gather, own.least, names, own.dry_run, secure=own.secure_aggregation, half=own.half_messages,
         evaluate=own.evaluate is not None,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from lit_epgan.runs.run_folder import is_first_rank
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lit_epgan.privacy.ledger import Book, Ledger
+    from lit_epgan.privacy.ledger import Ledger, LedgerState
 
 HELP = """usage: python -m lit_epgan {{fit,validate,test,predict,study}} --config NAME.yaml ... [--KEY VALUE ...]
        python -m lit_epgan compare --config NAME.yaml [--KEY VALUE ...]
@@ -192,7 +192,7 @@ def give_back(ledger: "Ledger") -> None:
     )
 
 
-def show(book: "Book", console: "Console") -> None:
+def show(book: "LedgerState", console: "Console") -> None:
     """Print what was spent on what, and what may still be spent."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table

@@ -244,7 +244,7 @@ def refuse_counts(kinds: Mapping[str, str]) -> None:
         )
 
 
-class Veil(NamedTuple):
+class HiddenReports(NamedTuple):
     """Why single reports are not to be seen.
 
     Attributes:
@@ -258,14 +258,14 @@ class Veil(NamedTuple):
     name: str
 
 
-NOISE = Veil("private", "which no noise on a sum covers", "the private mechanism")
+NOISE = HiddenReports("private", "which no noise on a sum covers", "the private mechanism")
 
 
-MASKS = Veil("secure", "which secure aggregation hides", "secure aggregation")
+MASKS = HiddenReports("secure", "which secure aggregation hides", "secure aggregation")
 
 
 def refuse_single_reports(
-    owner: object, named: Mapping[str, Aggregator], changes: Aggregator | None, veil: Veil
+    owner: object, named: Mapping[str, Aggregator], changes: Aggregator | None, veil: HiddenReports
 ) -> None:
     """Refuse aggregators that look at single reports.
 

@@ -136,7 +136,7 @@ DIGEST = b', "digest": '
 
 
 @dataclass
-class Book:
+class LedgerState:
     """A ledger as it was read.
 
     Attributes:
@@ -226,10 +226,10 @@ class Ledger:
         self._last = self.path.with_name(f"{self.path.name}.last")  # the last line's digest
         self._seen = ""  # the digest of the last line that was written here
 
-    def read(self) -> Book:
+    def read(self) -> LedgerState:
         """All that stands in it. UserError: it cannot be read, or is not as it was written."""
         if not self.path.exists() and not self._seen:
-            return Book()
+            return LedgerState()
         with self._open("rb") as file:
             return self._book(file)
 
@@ -393,7 +393,7 @@ class Ledger:
             self._append(file, book, [{"kind": "end", "run": account.name} for account in idle])
         return idle
 
-    def _refuse_more_than_the_budget(self, book: Book, planned: Releases | str, group: str) -> None:
+    def _refuse_more_than_the_budget(self, book: LedgerState, planned: Releases | str, group: str) -> None:
         limit, delta = book.budget.epsilon, book.budget.delta
         if limit is None and not any(each.delta for each in book.releases(group)):
             return
@@ -411,7 +411,7 @@ class Ledger:
                 f"or see what was spent: python -m lit_epgan privacy show {self.path}"
             )
 
-    def _takes(self, book: Book, budget: Budget | None) -> bool:
+    def _takes(self, book: LedgerState, budget: Budget | None) -> bool:
         """Whether ``budget`` becomes the ledger's, which has no limit yet."""
         limited = book.budget.epsilon is not None
         if budget is None or (budget.epsilon is None and (limited or book.accounts)):
@@ -434,7 +434,7 @@ class Ledger:
         except OSError as error:
             raise UserError(f"the ledger {self.path} cannot be used: {error.strerror or error}") from error
 
-    def _append(self, file: IO[bytes], book: Book, lines: Sequence[Mapping[str, Any]]) -> None:
+    def _append(self, file: IO[bytes], book: LedgerState, lines: Sequence[Mapping[str, Any]]) -> None:
         if not lines:
             return
         file.seek(0)
@@ -452,9 +452,9 @@ class Ledger:
         write_text(self._last, book.last, durable=True)
         self._seen = book.last
 
-    def _book(self, file: IO[bytes]) -> Book:
+    def _book(self, file: IO[bytes]) -> LedgerState:
         file.seek(0)
-        book, key = Book(), _key()
+        book, key = LedgerState(), _key()
         for number, raw in enumerate(_lines(file.read())[0], start=1):
             try:
                 book.take(raw, key)
@@ -472,7 +472,7 @@ class Ledger:
         for path in (self._last, self.path):
             path.unlink(missing_ok=True)
 
-    def _refuse_lost_lines(self, book: Book) -> None:
+    def _refuse_lost_lines(self, book: LedgerState) -> None:
         if self._last.exists() and self._last.read_text() not in book.digests:
             raise UserError(
                 f"the ledger {self.path} has lost its last lines, or all: {self._last.name} beside it knows of more. "
