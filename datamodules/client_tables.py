@@ -71,6 +71,8 @@ class ClientTables(FederatedDataModule):
         classes: the classes in the order of their numbers; by default those of the data, sorted. The second of two is
             the positive one.
         kinds: what a column is, where another kind is found: number, boolean, date, category, or ignore.
+        scaling: numbers and dates less their mean, over their standard deviation (``moments``); or less their median,
+            over what their quartiles' distance gives (``quantiles``), which few values far away do not move.
         held_out: share of each client's rows, of each class alike, that are test data; validation data are the same.
         preparation: a YAML or JSON file of a preparation, or its content; by default it is fitted.
         unprotected_sums: whether a private run may fit it all the same: its epsilon does not cover these sums.
@@ -90,6 +92,7 @@ class ClientTables(FederatedDataModule):
         features: Sequence[str] | None = None,
         classes: Sequence[str] | None = None,
         kinds: dict[str, Kind] | None = None,
+        scaling: Literal["moments", "quantiles"] = "moments",
         held_out: float = 0.2,
         preparation: str | dict[str, Any] | None = None,
         unprotected_sums: bool = False,
@@ -99,6 +102,7 @@ class ClientTables(FederatedDataModule):
         super().__init__(**federated)
         within("[0, 1)", "data", held_out=held_out)
         one_of(("classes", "number"), "data", predicts=predicts)
+        one_of(("moments", "quantiles"), "data", scaling=scaling)
         for name, kind in (kinds or {}).items():
             one_of(KINDS, "data.kinds", **{name: kind})
         names = None if classes is None else [str(name).strip() for name in classes]
@@ -106,7 +110,12 @@ class ClientTables(FederatedDataModule):
             if twice := _twice(given or [], key):
                 raise UserError(f"data.{what} names {twice[0]!r} and {twice[1]!r}, which are one: leave one out")
         self.label, self.predicts, self.features, self.classes = label, predicts, features, names
-        self.kinds, self.held_out, self.unprotected_sums = kinds or {}, held_out, unprotected_sums
+        self.kinds, self.scaling, self.held_out, self.unprotected_sums = (
+            kinds or {},
+            scaling,
+            held_out,
+            unprotected_sums,
+        )
         self.split_seed = self.seed if split_seed is None else split_seed
         self.given: Preparation | None = None
         if preparation is not None:
@@ -240,6 +249,14 @@ class ClientTables(FederatedDataModule):
                 f"{next(filter(None, told))} in the column {mixed.column!r} is no {mixed.kind}, and most others are: "
                 f"mend it, leave the column out by --data.kinds '{{{mixed.column}: ignore}}', or say category there"
             ) from None
+        if self.scaling == "quantiles":
+            self.given = self.given.by_quantiles(
+                lambda feature, most: sum(
+                    int((own.columns[feature.name].read(feature.kind)[own.train.numpy()] <= most).sum())
+                    for own in clients.values()
+                    if feature.name in own.columns
+                )
+            )
         self.numbers_own_classes = self.classes is None and bool(target.classes)
         self._found += findings(sums, self.given)
         if gone := [own for own in clients.values() if len(own.unlabelled)]:

@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from sklearn.compose import make_column_transformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.preprocessing import OneHotEncoder, RobustScaler, StandardScaler
 from sklearn.utils.class_weight import compute_class_weight
 
 from lit_epgan.callbacks import FederationCallback
@@ -81,6 +81,27 @@ def test_moments_add_up_to_1e_10():
     assert pooled.n == 1000
     assert pooled.mean == pytest.approx(StandardScaler().fit(numbers[:, None]).mean_[0], rel=1e-14)
     assert pooled.sd == pytest.approx(numbers.std(), rel=1e-10)
+
+
+def test_quantiles_from_sums_are_the_pooled_tables_and_an_outlier_moves_none(tmp_path):
+    tables = hospitals()
+    tables[1].loc[3, "age"] = 1e9  # typed wrong
+    for k, own in enumerate(tables):
+        own.assign(died=[i % 2 for i in range(len(own))]).to_csv(tmp_path / f"{k}.csv", index=False)
+    by_moments, by_quantiles = (
+        {f.name: f for f in loaded(str(tmp_path), **options).preparation.features}
+        for options in ({}, {"scaling": "quantiles"})
+    )
+    whole = pd.concat(tables)
+    for name in ("age", "dose"):
+        numbers = whole[name].dropna().to_numpy()
+        first, median, third = np.quantile(numbers, [0.25, 0.5, 0.75], method="inverted_cdf")
+        found = by_quantiles[name]
+        assert (found.mean, found.sd) == pytest.approx((median, (third - first) / 1.349), rel=1e-9)
+        theirs = RobustScaler(unit_variance=True).fit(numbers[:, None])  # between two values it interpolates
+        assert found.sd == pytest.approx(theirs.scale_[0], rel=0.1)
+    assert by_moments["age"].sd > 1e6 * by_quantiles["age"].sd
+    assert by_quantiles["smoker"] == by_moments["smoker"]
 
 
 READ = {  # texts, what they are, and as numbers
