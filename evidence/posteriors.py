@@ -117,8 +117,8 @@ SETS = {
         other=("fashion_mnist", "clothes"),
         seeds=range(300, 310),
         batch=32,
-        tuned_on="Rates are the best of .1, .2 and .5 by held-out images of seeds 900 to 902; IVON-ADMM has the best of "
-        "24 settings, FedCurv of 12 and FedLPA of 10.",
+        tuned_on="Rates are the best of .1, .2 and .5 by held-out images of seeds 900 to 902; IVON-ADMM has the best "
+        "of 24 settings, FedCurv of 12 and FedLPA of 10.",
         lr=dict.fromkeys(("rounds", "fedcurv", "one_mean", "pooled"), 0.5)
         | dict.fromkeys(("one_fisher", "one_lpa", "fedla"), 0.2),
     ),
