@@ -92,7 +92,7 @@ def test_an_institution_that_crashes_takes_part_again_and_one_that_is_killed_doe
     """A crash is the fit's; a kill is the process's, of which FLARE has one for a site."""
     run, mine = tmp_path / "run", tmp_path / "fragile"
     words = [*SMALL[:-1], "4000", "--data.local_steps", "2", "--trainer.default_root_dir", str(run)]
-    words += ["--federation.algorithm", "tests.test_flare.Fragile", "--patience", "5"]
+    words += ["--federation.algorithm", "tests.test_flare.Fragile", "--patience", "10"]
     job = Started([sys.executable, "-m", "lit_epgan", "federate", *words], FRAGILE=str(mine))
     try:
         until(lambda: counted(run, "client-1") >= 2)
@@ -105,7 +105,7 @@ def test_an_institution_that_crashes_takes_part_again_and_one_that_is_killed_doe
         assert "RuntimeError: fragile" in (run / "institutions" / "site-2" / "fit.log").read_text()
         for pid in pids(f"simulator_worker.*{run}.*--client site-2"):
             os.kill(pid, signal.SIGKILL)
-        until(lambda: "it has not answered for 5 seconds" in {row["why"] for row in contributions(run)})
+        until(lambda: "it has not answered for 10 seconds" in {row["why"] for row in contributions(run)})
         before = counted(run, "client-0")
         until(lambda: counted(run, "client-0") > before)
     finally:
