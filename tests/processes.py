@@ -1,7 +1,8 @@
-"""Runs ``tests.federated_run`` as real processes, to the end or to a kill."""
+"""Runs ``tests.federated_run`` and federations as real processes, to the end or to a kill."""
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from unittest import mock
 
 import torch
 
+from lit_epgan.carriers.fit import at_institution
+from lit_epgan.carriers.protocol import Endpoint, FederateSettings
 from lit_epgan.cli.study_runner import Process, start
 
 ROOT = Path(__file__).parent.parent
@@ -96,6 +99,23 @@ def run_words(words: Sequence[str]) -> str:
         raise
     assert code == 0, process.printed()
     return process.printed()
+
+
+def by_sockets(
+    words: Sequence[str], folder: Path, names: Sequence[str], workspace: Path, terms: FederateSettings, resumes: bool
+) -> None:
+    """In place of FLARE's simulator: the same processes, which talk over a socket."""
+    address, key, processes = str(folder / "s"), secrets.token_hex(16), []
+    command = "evaluate" if terms.evaluate else "fit"
+    ends = {folder: (words, Endpoint("server", address, key, terms=terms))}
+    for k, name in enumerate(names):
+        where = Endpoint("institution", address, key, name, terms)
+        ends[folder / "institutions" / f"site-{k + 1}"] = (at_institution(words), where)
+    for own, (told, where) in ends.items():
+        root = ["--trainer.default_root_dir", str(own)]
+        processes.append(Started([sys.executable, "-m", "lit_epgan", command, *told, *root], **where.environment()))
+    for process in processes:
+        process.wait()
 
 
 def ranks_of(folder: Path, devices: int, *options: str) -> list[Started]:

@@ -4,7 +4,6 @@ import contextlib
 import csv
 import os
 import re
-import secrets
 import shutil
 import signal
 import subprocess
@@ -23,36 +22,20 @@ from PIL import Image
 
 from lit_epgan.carriers import deployment, fit
 from lit_epgan.carriers.contributions import read_contributions
-from lit_epgan.carriers.fit import Fit, FitPlan, at_institution
+from lit_epgan.carriers.fit import Fit, FitPlan
 from lit_epgan.carriers.flare_process import end_below
 from lit_epgan.carriers.policy import Policy
-from lit_epgan.carriers.protocol import Endpoint, FederateSettings
+from lit_epgan.carriers.protocol import Endpoint
 from lit_epgan.cli.federate import followed
 from lit_epgan.cli.main import main
 from lit_epgan.engine import Broadcast, Client, Message
 from lit_epgan.federated import FedAvg
-from tests.processes import ROOT, Started, environment, free_port, until
+from tests.processes import ROOT, Started, by_sockets, environment, free_port, until
 from tests.refusals import assert_refused
 from tests.same_weights import assert_same, last_checkpoint
 from tests.test_kits import kits_of
 
 SMALL = ["--config", "digits_classifier.yaml", "--data.clients", "2", "--trainer.max_epochs", "2"]
-
-
-def by_sockets(
-    words: Sequence[str], folder: Path, names: Sequence[str], workspace: Path, terms: FederateSettings, resumes: bool
-) -> None:
-    """In place of FLARE's simulator: the same processes, which talk over a socket."""
-    address, key, processes = str(folder / "s"), secrets.token_hex(16), []
-    ends = {folder: (words, Endpoint("server", address, key, terms=terms))}
-    for k, name in enumerate(names):
-        where = Endpoint("institution", address, key, name, terms)
-        ends[folder / "institutions" / f"site-{k + 1}"] = (at_institution(words), where)
-    for own, (told, where) in ends.items():
-        command = [sys.executable, "-m", "lit_epgan", "fit", *told, "--trainer.default_root_dir", str(own)]
-        processes.append(Started(command, **where.environment()))
-    for process in processes:
-        process.wait()
 
 
 ENTRIES = ("change", "control", "new", "new_records", "weight", "federation/weight")
@@ -305,8 +288,8 @@ def blocks() -> list[str]:
 
 
 def file(name: str) -> str:
-    """Of the page, but for five rounds of twenty."""
-    return next(each for each in blocks() if each.startswith(FILES[name])).replace("max_epochs: 20", "max_epochs: 5")
+    """Of the page, but for two rounds of twenty."""
+    return next(each for each in blocks() if each.startswith(FILES[name])).replace("max_epochs: 20", "max_epochs: 2")
 
 
 def words(sign: str, name: str = "north") -> list[str]:
@@ -361,16 +344,18 @@ def test_the_page_followed_to_the_letter_works(tmp_path, monkeypatch, capsys):
         assert code == 0, said
         assert all(processes[name].poll() is None for name in SITES)  # they wait for the next training
         processes["evaluation"] = started(HOST, "--evaluate")
-        assert processes["evaluation"].wait(300) == 0, processes["evaluation"].printed()
+        code, evaluated = processes["evaluation"].wait(300), processes["evaluation"].printed()
+        assert code == 0, evaluated
     finally:
         for process in processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait(60)
     assert "The model is in" in said
+    assert "The table is" in evaluated
     assert "without certificates" not in said + "".join(processes[name].printed() for name in SITES)
     rows = list(csv.DictReader((tmp_path / HOST / "runs/hospital/contributions.csv").open()))
-    assert len(rows) == 15
+    assert len(rows) == 6
     assert {row["counted"] for row in rows} == {"1"}
     (overall,) = csv.DictReader((tmp_path / HOST / "runs/hospital/evaluation/evaluation.csv").open())
     assert (overall["client"], overall["records"]) == ("overall", "9")

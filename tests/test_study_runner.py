@@ -216,14 +216,15 @@ def test_it_is_ended_by_a_signal_to_its_group(tmp_path):
 
 @on_linux
 def test_it_does_not_outlive_the_study(tmp_path):
-    words = [*FIT, "--trainer.max_epochs", "100000", "--trainer.default_root_dir", str(tmp_path)]
+    words = [sys.executable, "-m", "timeit", "-n", "1", "-s", "import time", "print(flush=True); time.sleep(600)"]
     script = (
-        "import pathlib, time; from lit_epgan.cli.study_runner import start\n"
-        f"print(start({words!r}, pathlib.Path({str(tmp_path / 'log')!r}), False).pid, flush=True); time.sleep(600)"
+        "import pathlib, time; from lit_epgan.cli import study_runner; study_runner.IMPORTS = []\n"
+        f"run = study_runner.start({words!r}, pathlib.Path({str(tmp_path / 'log')!r}), False)\n"
+        "assert isinstance(run, study_runner.Fork); print(run.pid, flush=True); time.sleep(600)"
     )
     study = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     pid = int(study.stdout.readline())
-    wait_for((tmp_path / "metrics.csv").is_file, 60)
+    wait_for(lambda: (tmp_path / "log").is_file() and (tmp_path / "log").stat().st_size, 60)
     assert alive(pid)
     study.kill()
     study.wait()
