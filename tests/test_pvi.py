@@ -27,7 +27,7 @@ def data():
     found = []
     for k, size in enumerate(sizes):
         x = torch.randn(size, 3) * torch.tensor([1.0, 2.0, 0.5]).roll(k)
-        found.append((x, x @ weights + torch.randn(size)))
+        found.append((x.double(), (x @ weights + torch.randn(size)).double()))
     return found
 
 
@@ -37,7 +37,7 @@ def trained(data, rounds, steps, lr=0.05, **options):
     def batches(client, round_):
         return iter([data[client]] * steps)
 
-    module = nn.Linear(3, 1, bias=False)
+    module = nn.Linear(3, 1, bias=False).double()
     nn.init.zeros_(module.weight)
     federation = PlainFederation(
         PartitionedVariationalInference(PRIOR, **options),
@@ -51,13 +51,13 @@ def trained(data, rounds, steps, lr=0.05, **options):
 def test_of_a_linear_model_it_is_the_best_diagonal_gaussian_of_all_records_pooled(data, temperature, penalty):
     """q* has the exact posterior's mean, and the diagonal of its precision: Bishop 2006, section 10.1.2."""
     server = trained(data, 12, 100, damping=0.5, temperature=temperature, penalty=penalty)
-    x, y = torch.cat([x for x, _ in data]).double(), torch.cat([y for _, y in data]).double()
+    x, y = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
     precision = x.T @ x / temperature + PRIOR * torch.eye(3)
     q = factor_of(server.state)
     away = (q.mean - torch.linalg.solve(precision, x.T @ y / temperature)) * precision.diagonal().sqrt()
     assert away.abs().max() < 0.3  # of a standard deviation
     assert q.precision == pytest.approx(precision.diagonal(), rel=0.15)
-    assert torch.equal(server.parameters, q.mean.float())
+    assert torch.equal(server.parameters, q.mean)
     assert torch.equal(PartitionedVariationalInference(PRIOR).posterior(server.state).mean, q.mean)
 
 

@@ -155,8 +155,7 @@ class _Draws:
         if client.step == 1:  # the number of records is known by now
             self.curvature = torch.full_like(self._precision, self._algorithm.initial if self._new else 0)
             share = self._algorithm.temperature / client.records
-            self._site *= share
-            self._pull *= share
+            self._site, self._pull = self._site * share, self._pull * share
         if self._mean is None:
             self._mean = client.parameters.clone()
             self._noise = torch.randn_like(self._mean)
