@@ -69,16 +69,6 @@ def speech_cache(shared):
 
 
 @pytest.fixture
-def only_fit(monkeypatch):
-    """The parser of one command is made in a quarter of the time."""
-    from lit_epgan.cli import lightning_cli
-
-    fit = {"fit": lightning_cli.FederatedCLI.subcommands()["fit"]}
-    monkeypatch.setattr(lightning_cli, "SUBCOMMANDS", ("fit",))
-    monkeypatch.setattr(lightning_cli.FederatedCLI, "subcommands", staticmethod(lambda: fit))
-
-
-@pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty working directory, no W&B, and a density map that is a file but not drawn: a third of a run's time."""
     monkeypatch.chdir(tmp_path)

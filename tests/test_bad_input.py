@@ -23,7 +23,7 @@ from tests.refusals import assert_refused
 from tests.test_cli import TINY, refusal
 from tests.values import SMALL_IMAGES, words_of
 
-pytestmark = pytest.mark.usefixtures("folder", "only_fit")
+pytestmark = pytest.mark.usefixtures("folder")
 
 DIGITS = [
     *("--config", "digits.yaml", "--trainer.max_epochs", "2", "--data.warmup_steps", "2", "--data.local_steps", "2"),

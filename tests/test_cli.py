@@ -54,7 +54,6 @@ def test_an_unknown_config_is_answered_with_the_nearest_names(capsys):
     assert "studies/demo.yaml" in refusal(capsys, "study", "--config=studies/dmo.yaml")
 
 
-@pytest.mark.usefixtures("only_fit")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -81,7 +80,6 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(capsys, arguments, sentence):
     assert sentence in refusal(capsys, "fit", *TINY, *arguments)
 
 
-@pytest.mark.usefixtures("only_fit")
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [

@@ -138,7 +138,7 @@ evaluate = GenerativeMetrics.evaluate
 
 
 @pytest.fixture(autouse=True)
-def no_network(tmp_path, classifier_cache, monkeypatch, only_fit):
+def no_network(tmp_path, classifier_cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setattr("lit_epgan.datamodules.images.read_split", miniature)
@@ -259,7 +259,7 @@ def test_cifar_trains_from_its_files(paper, tmp_path, monkeypatch, capsys):
     write_cifar(tmp_path / "data", monkeypatch)
     networks = ["--model.generator.width", "8", "--model.discriminator.width", "8"]
     networks += ["--model.generator.upsamplings", "4", "--model.discriminator.norm_first", "true"] if paper else []
-    short = ["--trainer.max_epochs", "1", "--data.local_steps", "1", "--trainer.accelerator", "cpu"]
+    short = [*SMALL[:2], "--trainer.max_epochs", "1", "--data.local_steps", "1", "--trainer.accelerator", "cpu"]
     with pytest.warns(UserWarning, match="inception"):
         assert main(["fit", "--config", "cifar.yaml", *short, *networks]) == 0
     run = tmp_path / "runs" / "cifar"

@@ -289,7 +289,7 @@ def test_a_row_of_metrics_that_was_refused_leaves_a_file_to_go_on_with(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bits(folder, only_fit, capsys):
+def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bits(folder, capsys):
     three = [*DIGITS, "--trainer.max_epochs", "3"]
     assert main(["fit", *three, "--trainer.default_root_dir", "whole"]) == 0
     parts = [*three, "--trainer.default_root_dir", "parts"]
@@ -307,7 +307,7 @@ def test_a_checkpoint_that_is_refused_ends_the_run_and_it_resumes_to_the_same_bi
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_a_folder_that_cannot_be_made(folder, only_fit, capsys):
+def test_a_folder_that_cannot_be_made(folder, capsys):
     (folder / "file").write_text("")
     told = refusal(capsys, "fit", *DIGITS, "--trainer.default_root_dir", "file/run")
     assert "file" in told
@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_made(folder, only_fit, capsys):
     assert told == "full cannot be written: File too large. Give another folder (--trainer.default_root_dir)."
 
 
-def test_a_run_goes_on_without_its_conveniences(folder, only_fit, recwarn):
+def test_a_run_goes_on_without_its_conveniences(folder, recwarn):
     run = folder / "run"
     (run / "progress.json" / "x").mkdir(parents=True)
     (run / "pictures").write_text("")

@@ -111,7 +111,7 @@ SPOKEN = {"speaker": "P01", "words": "two", "start_time": "0:00:00.00", "end_tim
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, only_fit):
+def folder(tmp_path, monkeypatch):
     """A working directory with a second of noise."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "disabled")

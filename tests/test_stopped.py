@@ -51,7 +51,7 @@ class Signals(Callback):
 
 
 @pytest.mark.parametrize(("number", "code", "lost"), [(*SIGNALS[0], False), (*SIGNALS[1], True)])
-def test_a_stopped_fit_says_how_to_go_on_and_does(folder, only_fit, capsys, monkeypatch, number, code, lost):
+def test_a_stopped_fit_says_how_to_go_on_and_does(folder, capsys, monkeypatch, number, code, lost):
     monkeypatch.setattr(Signals, "number", number)
     monkeypatch.setattr(Signals, "lost", lost)
     before = [signal.getsignal(each) for each, _ in SIGNALS]
@@ -137,7 +137,7 @@ def test_a_process_that_is_stopped(tmp_path, number, code, moment):
     assert "KeyboardInterrupt" not in said
 
 
-def test_a_second_fit_or_study_in_the_folder_is_refused_and_touches_nothing(folder, only_fit, capsys):
+def test_a_second_fit_or_study_in_the_folder_is_refused_and_touches_nothing(folder, capsys):
     run = folder / "runs" / "toy"
     assert main(["fit", *TINY]) == 0
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}

@@ -242,7 +242,7 @@ class Refuses(Callback):
         raise UserError("out of order")
 
 
-def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder, only_fit, capsys):
+def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder, capsys):
     run, resume = folder / "runs" / "toy", ["--ckpt_path", "last"]
     assert main(["fit", *TINY]) == 0
     assert read_end(run) == FitEnd(rounds=2, of=2, finished=True, logged=2)
@@ -256,7 +256,7 @@ def test_a_fit_says_its_rounds_and_that_it_ended_by_itself(folder, only_fit, cap
     assert read_end(run) == FitEnd(rounds=1, of=2, finished=False, logged=1)
 
 
-def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder, only_fit, monkeypatch):
+def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder, monkeypatch):
     run, seen = folder / "runs" / "toy", []
     assert main(["fit", *TINY]) == 0
     monkeypatch.setattr(Fails, "on_train_epoch_start", lambda *args: seen.append((run / END).exists()))
@@ -266,7 +266,7 @@ def test_it_is_forgotten_as_soon_as_a_resumed_fit_trains(folder, only_fit, monke
     assert read_end(run) == FitEnd(rounds=3, of=3, finished=True, logged=3)
 
 
-def test_early_stopping_is_an_end(folder, only_fit):
+def test_early_stopping_is_an_end(folder):
     stop = {
         "class_path": "lightning.pytorch.callbacks.EarlyStopping",
         "init_args": {"monitor": "loss/generator", "mode": "max", "patience": 1, "min_delta": 1e9},
@@ -278,7 +278,7 @@ def test_early_stopping_is_an_end(folder, only_fit):
     assert end.rounds == end.logged < 9
 
 
-def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(folder, only_fit, capsys):
+def test_a_fit_ends_with_its_numbers_and_every_path_worth_opening(folder, capsys):
     assert main(["fit", *TINY]) == 0
     told, run = capsys.readouterr().err.splitlines(), Path("runs") / "toy"
     with (run / "metrics.csv").open() as file:

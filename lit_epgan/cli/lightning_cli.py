@@ -57,8 +57,6 @@ logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
 warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning 2.6 with PyTorch 2.14
 warnings.filterwarnings("ignore", message="Total length of `list` across ranks is zero")  # there is nothing held out
 
-SUBCOMMANDS = ("fit", "validate", "test", "predict")
-
 
 class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved configuration of a fit to ``config.yaml`` in the run's folder, and tells it to W&B."""
@@ -81,16 +79,21 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, args: list[str]) -> None:
         strict = {"exit_on_error": False, "allow_abbrev": False}
+        self._asked = {args[0]: LightningCLI.subcommands()[args[0]]}
         with contextlib.ExitStack() as self._lock:
             super().__init__(
                 args=args,
                 seed_everything_default=0,
                 save_config_callback=SaveRunConfig,
                 save_config_kwargs={"save_to_log_dir": False},
-                parser_kwargs={**strict, **{name: dict(strict) for name in SUBCOMMANDS}},
+                parser_kwargs={**strict, args[0]: dict(strict)},
             )
 
     # Parsing
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The command that was asked for: making the others' parsers would take most of a start's parsing."""
+        return self._asked
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``federation`` and ``base``, and let one seed drive everything."""
@@ -115,7 +118,7 @@ class FederatedCLI(LightningCLI):
             with no_collection():
                 self.config = parser.parse_args(words)
         except (ArgumentError, ArgumentTypeError) as error:
-            raise UserError(parse_error(error, words, self._subcommand_parsers.get(words[0], parser))) from error
+            raise UserError(parse_error(error, words, self._subcommand_parsers[words[0]])) from error
         check_values(self.config[words[0]])
 
     def _parse_ckpt_path(self) -> None:
