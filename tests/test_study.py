@@ -169,8 +169,16 @@ def test_a_live_display_follows_the_runs_and_shows_a_runs_round_and_client(plan,
         display.show({"plain/seed-0": now})
         display.end()
     shown = (tmp_path / "terminal.txt").read_text()
-    for part in ("plain/seed-0", "3/9", "a (1/2)", "fd 1"):
+    for part in ("6 runs.", "plain/seed-0", "3/9", "a (1/2)", "fd 1"):
         assert part in shown
+
+
+def test_a_run_that_has_ended_is_in_its_last_round(monkeypatch, capsys):
+    monkeypatch.setattr("lit_epgan.cli.study_runner.LINE_SECONDS", 0)
+    display = Display(Console(width=120))
+    display.begin(1, 0)
+    display.show({"plain/seed-0": {"round": 10, "rounds": 9}})
+    assert capsys.readouterr().out == "1 run.\n[0/1] plain/seed-0 round 9/9\n"
 
 
 @pytest.mark.parametrize(
