@@ -238,7 +238,8 @@ class ClientTables(FederatedDataModule):
             )
             raise UserError(
                 f"{next(filter(None, told))} in the column {mixed.column!r} is no {mixed.kind}, and most others are: "
-                f"mend it, leave the column out by --data.kinds '{{{mixed.column}: ignore}}', or say category there"
+                f"mend it (an empty cell is a missing value), leave the column out by --data.kinds '{{{mixed.column}: "
+                "ignore}', or say category there"
             ) from None
         self.numbers_own_classes = self.classes is None and bool(target.classes)
         self._found += findings(sums, self.given)
