@@ -71,9 +71,10 @@ def print_clients(results: ClientResults, console: Console) -> None:
     if few := len(clients) > PRINTED:
         clients = worst_first(results, headline)[:PRINTED]
     title = f"The {PRINTED} of {len(results.records)} clients with the worst {headline}" if few else "Metrics by client"
-    table = Table(title=markup(title), box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=markup(title), box=SIMPLE_HEAD, show_edge=False, padding=0, min_width=len(title))
     for column in ("client", "records", *results.values):
-        table.add_column(markup(column.replace("_", " ")), justify="left" if column == "client" else "right")
+        words = "\n".join(map(markup, column.split("_")))  # no wider than its longest word
+        table.add_column(words, justify="left" if column == "client" else "right")
     for client in clients:
         cells = [_cell(results, metric, client, worst) for metric in results.values]
         table.add_row(markup(results.names[client]), f"{results.records[client]:,}", *cells)
@@ -87,7 +88,7 @@ def print_clients(results: ClientResults, console: Console) -> None:
 def _cell(results: ClientResults, metric: str, client: int, worst: dict[str, int]) -> str:
     value = results.values[metric].get(client)
     shown = "not defined" if value is None else f"{value:.4g}"
-    return f"[bold]{shown} worst[/bold]" if worst.get(metric) == client else shown
+    return f"[bold]{shown}\nworst[/bold]" if worst.get(metric) == client else shown
 
 
 def clients_picture(results: ClientResults) -> Figure:

@@ -377,13 +377,13 @@ class Preparation:
             yield name, "left out", why
         classes = self.target.classes
         if classes:
-            shares = self.target.counts or [0] * len(classes)
-            told = ", ".join(f"{name} ({n:,})" for name, n in zip(classes[:6], shares, strict=False))
-            yield (
-                self.target.name,
-                "classes",
-                told + (f"; {classes[1]} is the positive one" if len(classes) == 2 else ""),
-            )
+            counts = self.target.counts or [0] * len(classes)
+            told = ", ".join(f"{name} ({n:,})" for name, n in zip(classes[:6], counts, strict=False))
+            told += f"; {classes[1]} is the positive one" if len(classes) == 2 else ""
+            if any(counts):
+                rate = max(counts) / sum(counts)
+                told += f"; who always answers {classes[int(np.argmax(counts))]} has accuracy {rate:.3f}"
+            yield self.target.name, "classes", told
         else:
             yield self.target.name, "target", f"a number, minus {self.target.mean:.4g}, over {self.target.sd:.4g}"
 

@@ -57,7 +57,7 @@ def test_an_evaluation_leaves_table_picture_and_file(stage, tmp_path, capsys):
     with Image.open(tmp_path / "pictures" / f"{stage}_clients.png") as picture:
         assert min(picture.size) > 200
     out = capsys.readouterr().out
-    assert f"{max(logged):.4g} worst" in out
+    assert re.search(rf" {max(logged):.4g} *\n *worst", out)
     assert f"{stage}_clients.csv" in out
 
 
@@ -74,11 +74,21 @@ def test_a_fit_leaves_nothing_and_headlines_are_one_of_each_family(tmp_path):
 def test_the_worst_client_is_marked_in_each_metric():
     lines = printed(results())
     rows = {line.split()[0]: line.split() for line in lines if line.strip().startswith("ward-")}
-    assert rows["ward-0"][1:] == ["1,000", "0.5", "worst", "1", "1"]
+    assert rows["ward-0"][1:] == ["1,000", "0.5", "1", "1"]
     assert rows["ward-1"][1:] == ["1,001", "0.8366", "1.673", "1.673"]
-    assert rows["ward-2"][1:] == ["1,002", "not", "defined", "1.727", "worst", "1.727"]
+    assert rows["ward-2"][1:] == ["1,002", "not", "defined", "1.727", "1.727"]
+    below = [lines[k + 1].split() for k, line in enumerate(lines) if line.strip().startswith(("ward-0", "ward-2"))]
+    assert below == [["worst"]] * 2
     (mean,) = [line.split()[3:] for line in lines if "mean over clients" in line]
     assert mean == ["0.6683", "1.467", "1.467"]
+
+
+def test_six_metrics_headings_are_whole_in_80_columns():
+    names = ("accuracy", "cross_entropy", "auroc", "average_precision", "calibration_error", "majority")
+    found = ClientResults(["north"], {0: 62}, {name: {0: 0.79031} for name in names}, dict.fromkeys(names, True))
+    shown = io.StringIO()
+    print_clients(found, Console(file=shown, width=80))
+    assert {"accuracy", "entropy", "precision", "calibration", "majority"} <= set(shown.getvalue().split())
 
 
 def test_of_many_clients_the_worst_are_printed_and_drawn():

@@ -296,6 +296,11 @@ def test_rows_are_held_out_within_each_client_by_class(tmp_path):
     assert data.class_weights == pytest.approx(weights.tolist())
 
 
+def test_the_majoritys_rate_stands_beside_the_classes():
+    (line,) = Preparation([], Label("died", ["no", "yes"], [3, 1])).lines()
+    assert line[2] == "no (3), yes (1); yes is the positive one; who always answers no has accuracy 0.750"
+
+
 def test_identifiers_are_left_out_unless_they_are_asked_for(tmp_path):
     text = "patient,row,age,name,died\n" + "".join(f"{123456789 + 7 * k},{k},{k % 5},n{k},{k % 2}\n" for k in range(30))
     data = loaded(folder(tmp_path, a=text, b=text, c=text.replace("123456", "S-")))  # each writes its own
