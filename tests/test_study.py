@@ -145,6 +145,7 @@ def test_the_page_stands_alone_and_shows_the_pictures(plan, stand_in, tmp_path):
     page = (output / "index.html").read_text()
     assert page.count('src="data:image/png;base64,') == 4  # samples of three methods, the partition
     assert page.count("<svg") == 2  # curves
+    assert "<b>seeds</b>3: 0, 1, 2" in page
     # means over the seeds 0, 1, 2 of 10 / (round + 1) + seed (+ 3 for plain)
     assert "over the rounds: Plain from 14 to 7.33; Clever from 11 to 4.33; Union from 2 to 2" in page
     assert 'alt="Samples of Clever. Frechet distance: 4.33 ± 1; classes: 3 ± 1"' in page

@@ -466,7 +466,9 @@ def page(table: "pd.DataFrame", score: Score, sentence: str, command: str) -> st
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<title>Comparison</title><style>body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;"
-        "padding:0 1rem}div{overflow-x:auto}td,th{padding:.3rem .7rem;text-align:left;border-bottom:1px solid #ddd}"
+        "padding:0 1rem}div{overflow-x:auto;background:linear-gradient(to left,#fff 30%,#fff0) right/3rem 100% "
+        "no-repeat local,linear-gradient(to left,#0005,#0000) right/.9rem 100% no-repeat}td,th{padding:.3rem .7rem;"
+        "text-align:left;border-bottom:1px solid #ddd}"
         "td{white-space:nowrap}th:first-child{position:sticky;left:0;background:#fff}img{max-width:100%}</style>"
         "<h1>What federation buys each client</h1>"
         f"<p><strong>{text(sentence)}</strong></p>"
