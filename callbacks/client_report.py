@@ -71,23 +71,37 @@ def print_clients(results: ClientResults, console: Console) -> None:
     if few := len(clients) > PRINTED:
         clients = worst_first(results, headline)[:PRINTED]
     title = f"The {PRINTED} of {len(results.records)} clients with the worst {headline}" if few else "Metrics by client"
-    table = Table(title=markup(title), box=SIMPLE_HEAD, pad_edge=False)
+    table = _table(results, title, clients, worst)
+    if console.measure(table, options=console.options.update(max_width=1000)).maximum > console.width:
+        table = _table(results, title, clients, worst, between="\n", padding=0)
+    console.print(table)
+
+
+def _table(
+    results: ClientResults,
+    title: str,
+    clients: list[int],
+    worst: dict[str, int],
+    between: str = " ",
+    padding: int | tuple[int, int] = (0, 1),
+) -> Table:
+    """A row for each client and the means; ``between`` words and ``padding`` of the cells make it wide or narrow."""
+    table = Table(title=markup(title), box=SIMPLE_HEAD, pad_edge=False, padding=padding, min_width=len(title))
     for column in ("client", "records", *results.values):
-        table.add_column(markup(column.replace("_", " ")), justify="left" if column == "client" else "right")
+        words = between.join(map(markup, column.split("_")))
+        table.add_column(words, justify="left" if column == "client" else "right")
     for client in clients:
-        cells = [_cell(results, metric, client, worst) for metric in results.values]
+        cells = []
+        for metric, values in results.values.items():
+            value = values.get(client)
+            shown = "not defined" if value is None else f"{value:.4g}"
+            cells.append(f"[bold]{shown}{between}worst[/bold]" if worst.get(metric) == client else shown)
         table.add_row(markup(results.names[client]), f"{results.records[client]:,}", *cells)
     table.add_section()
     for row, name in ((MEAN, "mean over clients"), (WEIGHTED, "weighted by records"), (SPREAD, "standard deviation")):
         means = [over_clients(values, results.records, None)[row] for values in results.values.values()]
         table.add_row(name, "", *(f"{mean:.4g}" for mean in means))
-    console.print(table)
-
-
-def _cell(results: ClientResults, metric: str, client: int, worst: dict[str, int]) -> str:
-    value = results.values[metric].get(client)
-    shown = "not defined" if value is None else f"{value:.4g}"
-    return f"[bold]{shown} worst[/bold]" if worst.get(metric) == client else shown
+    return table
 
 
 def clients_picture(results: ClientResults) -> Figure:

@@ -247,7 +247,8 @@ class ClientTables(FederatedDataModule):
             )
             raise UserError(
                 f"{next(filter(None, told))} in the column {mixed.column!r} is no {mixed.kind}, and most others are: "
-                f"mend it, leave the column out by --data.kinds '{{{mixed.column}: ignore}}', or say category there"
+                f"mend it (an empty cell is a missing value), leave the column out by --data.kinds '{{{mixed.column}: "
+                "ignore}', or say category there"
             ) from None
         if self.scaling == "quantiles":
             self.given = self.given.by_quantiles(

@@ -408,13 +408,13 @@ class Preparation:
             yield name, "left out", why
         classes = self.target.classes
         if classes:
-            shares = self.target.counts or [0] * len(classes)
-            told = ", ".join(f"{name} ({n:,})" for name, n in zip(classes[:6], shares, strict=False))
-            yield (
-                self.target.name,
-                "classes",
-                told + (f"; {classes[1]} is the positive one" if len(classes) == 2 else ""),
-            )
+            counts = self.target.counts or [0] * len(classes)
+            told = ", ".join(f"{name} ({n:,})" for name, n in zip(classes[:6], counts, strict=False))
+            told += f"; {classes[1]} is the positive one" if len(classes) == 2 else ""
+            if any(counts):
+                rate = max(counts) / sum(counts)
+                told += f"; who always answers {classes[int(np.argmax(counts))]} has accuracy {rate:.3f}"
+            yield self.target.name, "classes", told
         else:
             yield self.target.name, "target", f"a number, minus {self.target.mean:.4g}, over {self.target.sd:.4g}"
 
@@ -438,7 +438,7 @@ def _feature(name: str, sums: Sequence[ColumnSums], clients: int, kind: Kind | N
         moments = Moments.pooled([each.number if kind == "number" else each.date for each in sums])
         if moments.constant and not missing:
             return "the same value everywhere"
-        if asked is None and kind == "number" and _numbers_rows(sums, present):
+        if asked is None and kind == "number" and _name_rows(sums, present):
             return "whole numbers that name rows or people; to use them: data.kinds"
         return Feature(name, kind, moments.mean, 1.0 if moments.constant else moments.sd, missing=missing)
     texts = Counter[str]()
@@ -471,18 +471,24 @@ def _kind(name: str, sums: Sequence[ColumnSums], present: int) -> Kind:
         return "date"
     if numbers == present:
         return "number"
+    if _name_rows(sums, present):
+        return "category"  # numbers at some clients, texts at others
     for found, kind in ((dates, "date"), (numbers, "number")):
         if found >= present / 2:
             raise MixedColumnError(name, kind)
     return "category"
 
 
-def _numbers_rows(sums: Sequence[ColumnSums], present: int) -> bool:
-    """Whether whole numbers are names: all different, and one after another or of seven digits."""
-    told = [each for each in sums if each.present]
-    if present <= FEW or any(each.whole < each.present or each.different < each.present for each in told):
-        return False
-    return all(each.high - each.low + 1 == each.present or each.low >= 1e6 for each in told)
+def _name_rows(sums: Sequence[ColumnSums], present: int) -> bool:
+    """Whether values are names: all different, and texts, or whole numbers one after another or of seven digits."""
+    return present > FEW and all(
+        each.different == each.present
+        and (
+            each.numbers + each.dates == 0
+            or (each.whole == each.present and (each.high - each.low + 1 == each.present or each.low >= 1e6))
+        )
+        for each in sums
+    )
 
 
 def spelled(texts: Mapping[str, int]) -> dict[str, int]:

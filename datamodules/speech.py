@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lit_epgan.datamodules.base import FederatedDataModule
@@ -188,6 +188,7 @@ class SpeechDataModule(FederatedDataModule):
 
     def _prepare(self) -> Prepared:
         if self._prepared is None:
+            rank_zero_info(f"Speech is prepared, for minutes, where it is not yet kept in {self.stages.root}.")
             self._prepared = prepare(
                 self._corpus(), self.stages, self.iterations, self.gaussians, self.on_error, self.workers
             )

@@ -202,6 +202,13 @@ def test_a_new_run_moves_the_old_one_aside(folder, run, capsys):
     assert not (folder / "runs" / "toy" / "pictures").exists()
 
 
+def test_a_refused_fit_leaves_no_run_to_move_aside(folder, capsys):
+    refused = [*BARE, "--federation.algorithm.generator", "nobody"]
+    for _ in range(2):
+        assert "submodule" in refusal(capsys, "fit", *refused)
+        assert [path.name for path in (folder / "runs").glob("[!.]*")] == ["toy"]
+
+
 def test_another_rank_moves_nothing(folder, monkeypatch):
     from lit_epgan.cli.run_setup import make_room
 

@@ -81,6 +81,14 @@ def test_the_worst_client_is_marked_in_each_metric():
     assert mean == ["0.6683", "1.467", "1.467"]
 
 
+def test_six_metrics_headings_are_whole_in_80_columns():
+    names = ("accuracy", "cross_entropy", "auroc", "average_precision", "calibration_error", "majority")
+    found = ClientResults(["north"], {0: 62}, {name: {0: 0.79031} for name in names}, dict.fromkeys(names, True))
+    shown = io.StringIO()
+    print_clients(found, Console(file=shown, width=80))
+    assert {"accuracy", "entropy", "precision", "calibration", "majority"} <= set(shown.getvalue().split())
+
+
 def test_of_many_clients_the_worst_are_printed_and_drawn():
     found = results(200)
     lines = printed(found)

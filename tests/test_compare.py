@@ -1,5 +1,8 @@
 """The comparison of a configuration's clients: scores, intervals, forests, the sentence, and the whole command."""
 
+import html
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -86,6 +89,7 @@ def test_one_command_compares_methods_by_client_and_goes_on_where_it_was(tmp_pat
         table = pd.DataFrame(x, columns=["age", "dose"]).assign(ill=(x.sum(1) > 0).astype(int))
         table.to_csv(tmp_path / "h" / f"{name}.csv", index=False)
     words = ["compare", "--config", "table_classifier.yaml", "--data.path", "h", "--data.label", "ill"]
+    words += ["--data.kinds", "{age: number}"]
     words += ["--trainer.max_epochs=2", "--noise.data.batch_size=8", "--seeds", "0", "1", "--data.split_seed", "null"]
     assert main(words) == 0
     folder = tmp_path / "runs" / "compare" / "table_classifier"
@@ -102,6 +106,8 @@ def test_one_command_compares_methods_by_client_and_goes_on_where_it_was(tmp_pat
     assert rows.set_index(["method", "client"])["AUROC"][means.index].to_numpy() == pytest.approx(means.to_numpy())
     page = (folder / "index.html").read_text()
     assert "in the mean over clients, each alone" in page
+    assert "--data.kinds '{age: number}'" in html.unescape(page)  # can be copied into a shell
+    assert re.search(r"<tr><th>north<td>0\.\d{3}<br>0\.\d\d-[01]\.\d\d<br>0\.\d\d<td>", page)
     assert (folder / "compare.png").is_file()
     capsys.readouterr()
     assert main(words) == 0

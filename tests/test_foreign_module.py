@@ -202,6 +202,25 @@ def test_that_it_takes_weights_is_checked(kind, tmp_path):
         fit_gan(Claiming(), ALGORITHMS[kind](), tmp_path)
 
 
+def entropy(p: Tensor, weight: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy(p.sigmoid(), torch.ones_like(p), weight, reduction="sum")
+
+
+@pytest.mark.parametrize("loss", [entropy, lambda p, weight: (weight * p).sum()])
+def test_weights_beside_a_column_are_refused(loss, tmp_path, monkeypatch):
+    right = []
+
+    def step(module: Weighing, real: Tensor, weight: Tensor) -> None:
+        if weights[-1] is not None:
+            right.append(loss(module.discriminator(real), weight[:, None]))
+            loss(module.discriminator(real), weight)
+
+    monkeypatch.setattr(Weighing, "step", step)
+    with pytest.raises(UserError, match=r"weights \(b,\) .* beside a column \(b, 1\).*: take weight\[:, None\]"):
+        fit_gan(Weighing(), ALGORITHMS["generator"](), tmp_path)
+    assert len(right) == 1
+
+
 TAKEN_APART = {
     "x, y = batch": "not enough values",
     "x, y = batch[0], batch[1]": "list index out of range",

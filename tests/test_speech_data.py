@@ -48,10 +48,12 @@ def test_a_chunk_is_twenty_frames_with_their_future_and_states():
     torch.testing.assert_close(x[0, 3], chunks[1][0][3])
 
 
-def test_sessions_are_clients_and_iid_deals_the_same_chunks(settings):
+def test_sessions_are_clients_and_iid_deals_the_same_chunks(settings, caplog):
+    caplog.set_level("INFO", "lightning.pytorch")
     sessions, iid, pooled = (SpeechDataModule(**settings, partition=kind) for kind in ("sessions", "iid", "pooled"))
     for data in (sessions, iid, pooled):
         data.setup()
+    assert caplog.text.count(f"where it is not yet kept in {settings['cache_dir']}") == 3
     assert sessions.client_names == iid.client_names == ["S01", "S02", "S03"]
     assert [c.records for c in sessions.clients] == [c.records for c in iid.clients]
     assert pooled.client_names == ["all"]

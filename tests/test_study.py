@@ -145,6 +145,7 @@ def test_the_page_stands_alone_and_shows_the_pictures(plan, stand_in, tmp_path):
     page = (output / "index.html").read_text()
     assert page.count('src="data:image/png;base64,') == 4  # samples of three methods, the partition
     assert page.count("<svg") == 2  # curves
+    assert "<b>seeds</b>3: 0, 1, 2" in page
     # means over the seeds 0, 1, 2 of 10 / (round + 1) + seed (+ 3 for plain)
     assert "over the rounds: Plain from 14 to 7.33; Clever from 11 to 4.33; Union from 2 to 2" in page
     assert 'alt="Samples of Clever. Frechet distance: 4.33 ± 1; classes: 3 ± 1"' in page
@@ -169,8 +170,16 @@ def test_a_live_display_follows_the_runs_and_shows_a_runs_round_and_client(plan,
         display.show({"plain/seed-0": now})
         display.end()
     shown = (tmp_path / "terminal.txt").read_text()
-    for part in ("plain/seed-0", "3/9", "a (1/2)", "fd 1"):
+    for part in ("6 runs.", "plain/seed-0", "3/9", "a (1/2)", "fd 1"):
         assert part in shown
+
+
+def test_a_run_that_has_ended_is_in_its_last_round(monkeypatch, capsys):
+    monkeypatch.setattr("lit_epgan.cli.study_runner.LINE_SECONDS", 0)
+    display = Display(Console(width=120))
+    display.begin(1, 0)
+    display.show({"plain/seed-0": {"round": 10, "rounds": 9}})
+    assert capsys.readouterr().out == "1 run.\n[0/1] plain/seed-0 round 9/9\n"
 
 
 @pytest.mark.parametrize(

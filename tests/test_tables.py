@@ -218,7 +218,7 @@ REFUSED = {
     "unknown": ({"a": GOOD}, {"classes": ["0"]}, "rows of the class 1, which data.classes does not name"),
     "label a feature": ({"a": GOOD}, {"features": ["age", "died"]}, "names 'died', which is the label"),
     "unknown feature": ({"a": GOOD}, {"features": ["dose"]}, "data.features names dose, but the columns are age, died"),
-    "mixed": ({"a": "age,died\n1,0\n2,1\nold,1\n"}, {}, "a.csv, line 4: 'old' in the column 'age' is no number"),
+    "mixed": ({"a": "age,died\n1,0\n2,1\nold,1\n"}, {}, "a.csv, line 4: 'old' in .* no number.*empty cell"),
     "infinite": ({"a": "age,died\n1,0\n2,1\ninf,1\n"}, {}, "line 4: 'inf' in the column 'age' is no number"),
     "quoted": ({"a": 'age,note,died\n1,"a\nb",0\n2,c,1\nold,d,1\n'}, {}, "line 5: 'old'"),
     "two ages": ({"a": "age,Age ,died\n1,2,0\n"}, {}, "columns that one takes for one, 'age', 'Age'"),
@@ -317,12 +317,17 @@ def test_rows_are_held_out_within_each_client_by_class(tmp_path):
     assert data.class_weights == pytest.approx(weights.tolist())
 
 
+def test_the_majoritys_rate_stands_beside_the_classes():
+    (line,) = Preparation([], Label("died", ["no", "yes"], [3, 1])).lines()
+    assert line[2] == "no (3), yes (1); yes is the positive one; who always answers no has accuracy 0.750"
+
+
 def test_identifiers_are_left_out_unless_they_are_asked_for(tmp_path):
     text = "patient,row,age,name,died\n" + "".join(f"{123456789 + 7 * k},{k},{k % 5},n{k},{k % 2}\n" for k in range(30))
-    data = loaded(folder(tmp_path, a=text, b=text))
+    data = loaded(folder(tmp_path, a=text, b=text, c=text.replace("123456", "S-")))  # each writes its own
     assert data.preparation.inputs == ["age"]
     assert set(data.preparation.left_out) == {"patient", "row", "name"}
-    chosen = loaded(str(tmp_path), kinds={"patient": "number"}, features=["patient"])
+    chosen = loaded(str(tmp_path / "a.csv"), kinds={"patient": "number"}, features=["patient"])
     x = chosen.data.train["a"].tensors[0][:, 0].sort().values
     torch.testing.assert_close(x.diff(), x.diff()[:1].expand(29), rtol=1e-4, atol=0)
 

@@ -3,6 +3,7 @@
 import argparse
 import csv
 import html
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ def compare(args: list[str]) -> int:
         tested = _records(output, options.seeds, alone)
         if (trees := bagged_trees(by_seed, options.leaf)) is not None:
             tested["trees"] = trees
-        report(tested, options.seeds, output, " ".join(["python -m lit_epgan compare", *args]), console)
+        report(tested, options.seeds, output, shlex.join(["python", "-m", "lit_epgan", "compare", *args]), console)
         return _told(failed) if failed else 0
 
 
@@ -382,7 +383,7 @@ def report(records: Mapping[str, Tested], seeds: Sequence[int], output: Path, co
 
 
 def _cells(table: "pd.DataFrame", score: Score) -> tuple[list[str], list[list[str]]]:
-    """A heading for each method, and a line of cells for each client."""
+    """A heading for each method, and cells of several lines for each client."""
     methods = list(dict.fromkeys(table["method"]))
     lines = []
     for client in [c for c in dict.fromkeys(table["client"]) if c != WHOLE] + [WHOLE]:
@@ -393,16 +394,16 @@ def _cells(table: "pd.DataFrame", score: Score) -> tuple[list[str], list[list[st
                 line.append("-")
                 continue
             value, low, high, error = row.iloc[0][[score.name, "low", "high", "calibration_error"]]
-            shown = "not defined" if np.isnan(value) else f"{value:.3f} ({low:.2f}-{high:.2f})"
-            line.append(shown + (f", {error:.2f}" if not np.isnan(error) else ""))
+            shown = ["not defined"] if np.isnan(value) else [f"{value:.3f}", f"{low:.2f}-{high:.2f}"]
+            line.append("\n".join(shown + ([f"{error:.2f}"] if not np.isnan(error) else [])))
         lines.append(line)
     return ["client", *(TITLES[method] for method in methods)], lines
 
 
 def _caption(score: Score) -> str:
-    calibrated = "" if score.name == "RMSE" else ", then the calibration error (0 is best)"
+    calibrated = "" if score.name == "RMSE" else ", and the calibration error (0 is best)"
     unit = " in standard deviations" if score.name == "RMSE" else ""
-    return f"{score.name}{unit} on each client's held-out records (95 % bootstrap interval){calibrated}"
+    return f"{score.name}{unit} on each client's held-out records, its 95 % bootstrap interval{calibrated}"
 
 
 def _print(table: "pd.DataFrame", score: Score, console: Console) -> None:
@@ -411,7 +412,7 @@ def _print(table: "pd.DataFrame", score: Score, console: Console) -> None:
     for head in (heads[0], *(line[0] for line in lines)):
         shown.add_column(markup(head), overflow="fold")
     for k, head in enumerate(heads[1:], start=1):  # clients across: methods are more
-        shown.add_row(*map(markup, [head, *(line[k] for line in lines)]))
+        shown.add_row(markup(head), *(line[k] for line in lines))
     console.print(shown)
 
 
@@ -447,7 +448,7 @@ def page(table: "pd.DataFrame", score: Score, sentence: str, command: str) -> st
         return html.escape(printable(each))
 
     head = "".join(f"<th>{text(each)}</th>" for each in heads)
-    body = "".join("<tr>" + "".join(f"<td>{text(each)}</td>" for each in line) + "</tr>" for line in lines)
+    body = "".join(f"<tr><th>{text(line[0])}<td>{'<td>'.join(line[1:])}" for line in lines).replace("\n", "<br>")
     notes = [
         "Each client's rows are held out within it, and are the same for all methods. The better federated method is "
         "chosen by these very rows.",
@@ -465,8 +466,11 @@ def page(table: "pd.DataFrame", score: Score, sentence: str, command: str) -> st
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         "<title>Comparison</title><style>body{font:16px/1.5 system-ui,sans-serif;max-width:64rem;margin:2rem auto;"
-        "padding:0 1rem}div{overflow-x:auto}td,th{padding:.3rem .7rem;text-align:left;border-bottom:1px solid #ddd}"
-        f"img{{max-width:100%}}</style><h1>What federation buys each client</h1>"
+        "padding:0 1rem}div{overflow-x:auto;background:linear-gradient(to left,#fff 30%,#fff0) right/3rem 100% "
+        "no-repeat local,linear-gradient(to left,#0005,#0000) right/.9rem 100% no-repeat}td,th{padding:.3rem .7rem;"
+        "text-align:left;border-bottom:1px solid #ddd}"
+        "td{white-space:nowrap}th:first-child{position:sticky;left:0;background:#fff}img{max-width:100%}</style>"
+        "<h1>What federation buys each client</h1>"
         f"<p><strong>{text(sentence)}</strong></p>"
         f"<p>{text(_caption(score))}.</p><div><table><tr>{head}</tr>{body}</table></div>"
         f'<img src="compare.png" alt="{text(_caption(score))}"><ul>{told}</ul>'

@@ -218,7 +218,7 @@ def _facts(study: Study, runs: Sequence[Run]) -> list[tuple[str, str]]:
     seconds = sum(run.record().seconds for run in runs)
     return [
         ("methods", str(len(study.methods))),
-        ("seeds", ", ".join(map(str, study.seeds))),
+        ("seeds", f"{len(study.seeds)}: {', '.join(map(str, study.seeds))}"),
         ("runs", f"{sum(run.is_finished() for run in runs)} of {len(runs)}"),
         ("computing time", f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"),
         ("written", datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")),

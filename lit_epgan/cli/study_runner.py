@@ -151,7 +151,8 @@ class Display:
     def begin(self, total: int, finished: int) -> None:
         """The study starts with ``finished`` of ``total`` runs behind it."""
         self._total, self._done = total, finished
-        say(self.console, f"{total} runs, {finished} of them finished before." if finished else f"{total} runs.")
+        runs = f"{total} run{'s' * (total != 1)}"
+        say(self.console, f"{runs}, {finished} of them finished before." if finished else f"{runs}.")
         if self._bars is not None:
             self._tasks[""] = self._bars.add_task("[bold]all runs", total=total, completed=finished, where="")
             self._bars.start()
@@ -172,7 +173,11 @@ class Display:
                     )
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
-            at_work = [f"{name} round {now['round']}/{now['rounds']}" for name, now in progress.items() if now]
+            at_work = [
+                f"{name} round {min(now['round'], now['rounds'])}/{now['rounds']}"
+                for name, now in progress.items()
+                if now
+            ]
             if at_work:
                 say(self.console, f"[{self._done}/{self._total}] {', '.join(at_work)}")
 

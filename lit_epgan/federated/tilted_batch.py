@@ -10,6 +10,10 @@ from torch import Tensor, nn
 from lit_epgan.lib.errors import UserError
 
 UNLABELLED = -100  # what torch's cross-entropy leaves out
+COLUMN = (
+    "training_step gives the weights (b,) of a batch (x, labels, weight) beside a column (b, 1), where PyTorch would "
+    "weigh each row by all weights: take weight[:, None]."
+)
 
 
 def check_sample(module: nn.Module, who: str) -> None:
@@ -36,19 +40,32 @@ def check_tilted(module: nn.Module, algorithm: str) -> None:
 
 
 class Weights(Tensor):
-    """Rows' weights (b,) that note whether anything but their shape was read; what is computed of them is plain."""
+    """Rows' weights (b,) that note whether anything but their shape was read; what is computed of them is plain.
+
+    UserError: they meet a column (b, 1), each of whose rows PyTorch would weigh by all of them, in (b, b).
+    """
 
     read = False
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ not in ("__get__", "size", "dim", "__len__"):
-            for each in (*args, *(kwargs or {}).values()):
-                for tensor in each if isinstance(each, list | tuple) else (each,):
-                    if isinstance(tensor, cls):
-                        tensor.read = True
+        given = [*args, *(kwargs or {}).values()]
+        tensors = [t for each in given for t in (each if isinstance(each, list | tuple) else (each,))]
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            for tensor in tensors:
+                if isinstance(tensor, cls) and func.__name__ not in ("__get__", "size", "dim", "__len__"):
+                    tensor.read = True
+            rows = max(len(tensor) for tensor in tensors if isinstance(tensor, cls))
+            column = rows > 1 and any(isinstance(t, Tensor) and t.shape == (rows, 1) for t in tensors)
+            try:
+                found = func(*args, **(kwargs or {}))
+            except RuntimeError as error:
+                if column:
+                    raise UserError(COLUMN) from error
+                raise
+            if column and isinstance(found, Tensor) and found.shape == (rows, rows):
+                raise UserError(COLUMN)
+            return found
 
 
 Tilted = tuple[Tensor, Tensor, Tensor]

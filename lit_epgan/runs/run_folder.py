@@ -37,8 +37,8 @@ def is_first_rank() -> bool:
 
 
 def holds_a_run(folder: Path) -> bool:
-    """Whether a fit has left its traces there."""
-    return any((folder / name).exists() for name in (CONFIG, "metrics.csv", CHECKPOINTS))
+    """Whether a fit has left numbers or a checkpoint there; one that was refused leaves neither."""
+    return any((folder / name).exists() for name in ("metrics.csv", CHECKPOINTS))
 
 
 def move_aside(folder: Path) -> Path:
