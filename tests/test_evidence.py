@@ -265,7 +265,7 @@ SMALL = {
     "speech.py": ["--minutes", "0.5", "--words", "8", "--hidden", "8", "--steps", "2"],
     "killed_institutions.py": ["--rounds", "5", "--institutions", "3", "--steps", "2"],
     "private_peers.py": ["--seeds", "2"],
-    "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2"],
+    "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2", "--configurations", "1"],
     "private_kills.py": ["--kills", "1", "--kinds", "1", "--rounds", "2"],
     "gpu_simulation.py": [
         *("--device", "cpu", "--models", "MLP 3k", "--clients", "100", "--rounds", "2", "--repeats", "1")
