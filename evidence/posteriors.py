@@ -299,41 +299,84 @@ def chosen(module: nn.Module, posterior: GaussianPosterior, held: tuple[Tensor, 
     return by_posterior(module, best[1], best[2], [""])
 
 
-@torch.no_grad()
-def judge(
-    seed: int, name: str, setting: dict[str, Any], data_dir: str, asked: set[str], found: dict[str, dict[str, float]]
-) -> None:
-    """Add the scores of the methods that are asked for and not found yet on one seed."""
-    image_set = SETS[name]
-    data, epochs = dealt(seed, name, setting, data_dir), 5 if name == "digits" and setting["clients"] == 100 else 1
-    together = replace(data, train={"all": whole(data.train)}, held={"all": whole(data.held)})
+Scores = dict[str, float]
 
-    @functools.cache
-    def model(structure: str, pooled: bool = False) -> Trained:
+
+class Judged:
+    """One seed's data in one setting, its trained models, and their scores by method."""
+
+    def __init__(self, seed: int, name: str, setting: dict[str, Any], data_dir: str) -> None:
+        self.seed, self.images, self.data = seed, SETS[name], dealt(seed, name, setting, data_dir)
+        self.epochs = 5 if name == "digits" and setting["clients"] == 100 else 1
+        self.together = replace(self.data, train={"all": whole(self.data.train)}, held={"all": whole(self.data.held)})
+        self.with_posterior = functools.cache(self._with_posterior)
+        self.methods: dict[str, Callable[[], Scores]] = {
+            "plain": lambda: self.plain([self.with_posterior("last_layer")], rounds=ROUNDS),
+            "scaled": self.scaled,
+            "last_layer": lambda: self.posterior("last_layer"),
+            "diagonal": lambda: self.posterior("diagonal"),
+            "kronecker": lambda: self.posterior("kronecker"),
+            "evidence": lambda: self.posterior("last_layer", by="evidence"),
+            "ensemble": self.ensemble,
+            "pvi": self.variational,
+            "admm": lambda: self.variational(**ADMM),
+            "fedla": self.online_laplace,
+            "fedcurv": lambda: self.plain([self.run(FedCurv(CURV), "fedcurv")]),
+            "fedbe": self.clients_models,
+            "one_mean": lambda: self.once(FedAvg(), "one_mean"),
+            "one_fisher": lambda: self.once(FedLA(strength=0), "one_fisher"),
+            "one_lpa": lambda: self.once(FedLPA(LPA), "one_lpa"),
+            "pooled": lambda: self.posterior("last_layer", pooled=True),
+        }
+
+    @torch.no_grad()
+    def add(self, asked: set[str], found: dict[str, Scores]) -> None:
+        """The scores of the methods that are asked for and not found yet."""
+        for each in [name for name in self.methods if name in asked and name not in found]:
+            try:
+                found[each] = self.methods[each]()
+            except UserError as error:  # the engine refuses what is not finite
+                print(f"seed {self.seed}, {each}: {error}")
+                found[each] = {}
+
+    def run(self, algorithm: Algorithm, kind: str = "rounds", seed: int | None = None) -> Trained:
+        """As many rounds as all have."""
+        seed = self.seed if seed is None else seed
+        return trained(self.images, self.data, seed, algorithm, ROUNDS, self.epochs, kind)
+
+    def _with_posterior(self, structure: str, pooled: bool = False) -> Trained:
         algorithm = LaplacePosterior(ROUNDS, structure=structure)  # type: ignore[arg-type]
         if pooled:
-            return trained(image_set, together, seed, algorithm, ROUNDS + 1, 1, "pooled")
-        return trained(image_set, data, seed, algorithm, ROUNDS + 1, epochs)
+            return trained(self.images, self.together, self.seed, algorithm, ROUNDS + 1, 1, "pooled")
+        return trained(self.images, self.data, self.seed, algorithm, ROUNDS + 1, self.epochs)
 
-    def plain(runs: Sequence[Trained], scale: float = 1.0, rounds: int | None = None) -> dict[str, float]:
+    def plain(self, runs: Sequence[Trained], scale: float = 1.0, rounds: int | None = None) -> Scores:
+        """The mean of the models' probabilities."""
+
         def of(images: Tensor) -> Tensor:
             return torch.stack([run.module(images) / scale for run in runs]).double().softmax(2).mean(0)
 
         costs = [run.cost(rounds) for run in runs]
-        return judged(of, data) | {name: sum(cost[name] for cost in costs) for name in costs[0]}
+        return judged(of, self.data) | {name: sum(cost[name] for cost in costs) for name in costs[0]}
 
-    def posterior(structure: str, pooled: bool = False, **by: Any) -> dict[str, float]:
-        run = model(structure, pooled)
+    def scaled(self) -> Scores:
+        run = self.with_posterior("last_layer")
+        return self.plain([run], float(run.state[STATE + "plain_scale"]), rounds=ROUNDS)
+
+    def posterior(self, structure: str, pooled: bool = False, **by: Any) -> Scores:
+        run = self.with_posterior(structure, pooled)
         scale = float(run.state[STATE + "scale"]) if not by else 1.0
         names = ["head."] if structure == "last_layer" else [""]
         of = by_posterior(run.module, LaplacePosterior.posterior(run.state, **by), scale, names)
-        return judged(of, data) | run.cost()
+        return judged(of, self.data) | run.cost()
 
-    def ensemble() -> dict[str, float]:
-        others = [trained(image_set, data, seed + 1000 * k, FedAvg(), ROUNDS, epochs) for k in range(1, MEMBERS)]
-        return plain([model("last_layer"), *others], rounds=ROUNDS)
+    def ensemble(self) -> Scores:
+        others = [self.run(FedAvg(), seed=self.seed + 1000 * k) for k in range(1, MEMBERS)]
+        return self.plain([self.with_posterior("last_layer"), *others], rounds=ROUNDS)
 
-    def mean_of(vectors: Tensor, run: Trained) -> dict[str, float]:
+    def mean_of(self, vectors: Tensor, run: Trained) -> Scores:
+        """The mean of the probabilities of models with these parameters (models, d)."""
+
         def of(images: Tensor) -> Tensor:
             outputs = []
             for vector in vectors:
@@ -341,57 +384,32 @@ def judge(
                 outputs.append(run.module(images).double().softmax(1))
             return torch.stack(outputs).mean(0)
 
-        return judged(of, data) | run.cost()
+        return judged(of, self.data) | run.cost()
 
-    def variational(**options: float) -> dict[str, float]:
+    def variational(self, **options: float) -> Scores:
         algorithm = PartitionedVariationalInference(**options)
-        run = trained(image_set, data, seed, algorithm, ROUNDS, epochs)
-        drawn = algorithm.posterior(run.state).sample(PVI_DRAWS, torch.Generator().manual_seed(seed))
-        return mean_of(drawn.float(), run)
+        run = self.run(algorithm)
+        drawn = algorithm.posterior(run.state).sample(PVI_DRAWS, torch.Generator().manual_seed(self.seed))
+        return self.mean_of(drawn.float(), run)
 
-    def clients_models() -> dict[str, float]:
-        run = trained(image_set, data, seed, FedBE(), ROUNDS, epochs)
+    def clients_models(self) -> Scores:
+        run = self.run(FedBE())
         mean = nn.utils.parameters_to_vector(run.module.parameters())
-        return mean_of(FedBE.members(mean, run.state, torch.Generator().manual_seed(seed)), run)
+        return self.mean_of(FedBE.members(mean, run.state, torch.Generator().manual_seed(self.seed)), run)
 
-    def online_laplace() -> dict[str, float]:
-        run = trained(image_set, data, seed, FedLA(), ROUNDS, epochs, "fedla")
-        records = len(together.train["all"][0])
+    def online_laplace(self) -> Scores:
+        run = self.run(FedLA(), "fedla")
+        records = len(self.together.train["all"][0])
         # squared gradients are those of batches' means
-        curvature = records * image_set.batch * run.state["precision"].double()
+        curvature = records * self.images.batch * run.state["precision"].double()
         mean = nn.utils.parameters_to_vector(run.module.parameters())
-        of = chosen(run.module, GaussianPosterior(mean, curvature), together.held["all"])
-        return judged(of, data) | run.cost()
+        of = chosen(run.module, GaussianPosterior(mean, curvature), self.together.held["all"])
+        return judged(of, self.data) | run.cost()
 
-    def once(algorithm: Algorithm, kind: str) -> dict[str, float]:
-        return plain([trained(image_set, data, seed, algorithm, 1, ROUNDS * epochs, kind)])
-
-    methods: dict[str, Callable[[], dict[str, float]]] = {
-        "plain": lambda: plain([model("last_layer")], rounds=ROUNDS),
-        "scaled": lambda: plain(
-            [model("last_layer")], float(model("last_layer").state[STATE + "plain_scale"]), rounds=ROUNDS
-        ),
-        "last_layer": lambda: posterior("last_layer"),
-        "diagonal": lambda: posterior("diagonal"),
-        "kronecker": lambda: posterior("kronecker"),
-        "evidence": lambda: posterior("last_layer", by="evidence"),
-        "ensemble": ensemble,
-        "pvi": variational,
-        "admm": lambda: variational(**ADMM),
-        "fedla": online_laplace,
-        "fedcurv": lambda: plain([trained(image_set, data, seed, FedCurv(CURV), ROUNDS, epochs, "fedcurv")]),
-        "fedbe": clients_models,
-        "one_mean": lambda: once(FedAvg(), "one_mean"),
-        "one_fisher": lambda: once(FedLA(strength=0), "one_fisher"),
-        "one_lpa": lambda: once(FedLPA(LPA), "one_lpa"),
-        "pooled": lambda: posterior("last_layer", pooled=True),
-    }
-    for each in [name for name in methods if name in asked and name not in found]:
-        try:
-            found[each] = methods[each]()
-        except UserError as error:  # the engine refuses what is not finite
-            print(f"seed {seed}, {each}: {error}")
-            found[each] = {}
+    def once(self, algorithm: Algorithm, kind: str) -> Scores:
+        """One message after as many steps."""
+        run = trained(self.images, self.data, self.seed, algorithm, 1, ROUNDS * self.epochs, kind)
+        return self.plain([run])
 
 
 def whole(parts: Dealt) -> tuple[Tensor, Tensor]:
@@ -516,7 +534,7 @@ def main() -> None:
             if pooled is not None:  # in one place it is the same images whosever they are
                 found.setdefault("pooled", pooled)
             if asked - found.keys():
-                judge(seed, args.data_set, image_set.settings[name], args.data_dir, asked, found)
+                Judged(seed, args.data_set, image_set.settings[name], args.data_dir).add(asked, found)
                 if args.kept is not None:
                     with args.kept.open("a") as file:
                         file.write(json.dumps({"setting": name, "seed": seed, "found": found}) + "\n")
