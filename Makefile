@@ -11,6 +11,8 @@ PYTEST ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# where bytecode is not kept, every interpreter that a test starts compiles torch anew: most of the tests' time
+unexport PYTHONDONTWRITEBYTECODE
 # the tests' parallel workers must not fight for the cores
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
