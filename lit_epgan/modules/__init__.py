@@ -2,6 +2,7 @@
 
 from lit_epgan.modules.acoustic_model import AcousticModel, SpeechGAN
 from lit_epgan.modules.conditional import CVAE, ConditionalGAN
+from lit_epgan.modules.flow import ConditionalFlow, Flow
 from lit_epgan.modules.gan import GAN
 from lit_epgan.modules.language_model import LanguageModel
 from lit_epgan.modules.posterior import Posterior, PosteriorOfCodes, SuffiAE
@@ -13,7 +14,9 @@ __all__ = [
     "GAN",
     "AcousticModel",
     "Classifier",
+    "ConditionalFlow",
     "ConditionalGAN",
+    "Flow",
     "GaussianPrior",
     "HistoryPrior",
     "LanguageModel",

@@ -1,10 +1,11 @@
-"""Networks: MLPs and DCGANs of the GANs, residual networks, SRUs of the speech recogniser, LSTMs of language models."""
+"""Networks of GANs and flows, residual networks, SRUs of the speech recogniser, LSTMs of language models."""
 
 from lit_epgan.networks.image_gans import DCGANDiscriminator, DCGANGenerator, MNISTDiscriminator, MNISTGenerator
 from lit_epgan.networks.language import CIFGLanguageNetwork
 from lit_epgan.networks.mlp import MLPBackbone, MLPDiscriminator, MLPGenerator, PolynomialFeatures
 from lit_epgan.networks.resnet import ResNet18
 from lit_epgan.networks.speech_networks import SRU, ChunkGenerator, SRUAcousticNetwork, SRUDiscriminator
+from lit_epgan.networks.velocities import FlowGenerator, MLPVelocity, UNetVelocity
 
 __all__ = [
     "SRU",
@@ -12,13 +13,16 @@ __all__ = [
     "ChunkGenerator",
     "DCGANDiscriminator",
     "DCGANGenerator",
+    "FlowGenerator",
     "MLPBackbone",
     "MLPDiscriminator",
     "MLPGenerator",
+    "MLPVelocity",
     "MNISTDiscriminator",
     "MNISTGenerator",
     "PolynomialFeatures",
     "ResNet18",
     "SRUAcousticNetwork",
     "SRUDiscriminator",
+    "UNetVelocity",
 ]
