@@ -50,7 +50,8 @@ Pair = tuple[Side, Side]
 
 
 def side(text: str, home: Side) -> Side:
-    """``method``, ``variant/method`` or ``variant/method/column``; an empty part is that of ``home``."""
+    """``method``, ``variant/method`` or ``variant/method/column``; an empty part is that of ``home``. A variant of
+    another study is ``study:variant``."""
     parts = text.split("/")
     variant, method, column = {1: ["", *parts, ""], 2: [*parts, ""]}.get(len(parts), parts)
     return Side(variant or home.variant, method, column or home.column)
@@ -101,6 +102,8 @@ def lines(test: TestName, runs: dict[Side, Values], compared: list[Pair], home: 
 def table(study: Study, named: list[str]) -> str:
     """A study's comparisons in one of its settings."""
     runs = committed(study.name)
+    for other in {text.split(":")[0] for text in " to ".join(named).split(" to ") if ":" in text}:
+        runs |= {at._replace(variant=f"{other}:{at.variant}"): values for at, values in committed(other).items()}
     home = Side(study.variant, study.baseline, study.judged[0].name)
     columns = [home, *(home._replace(column=each) for each in named if " to " not in each)]
     families = [with_baseline(study, runs, column) for column in columns]
