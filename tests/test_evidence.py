@@ -84,6 +84,7 @@ def test_a_study_is_accepted(path, tmp_path, parsed, monkeypatch):
 
 def test_claims_are_the_tables_and_detection_ends():
     home = claims.Side("many", "fedavg", "accuracy")
+    assert claims.side("digits:/union", home) == ("digits:", "union", "accuracy")
     sides = [tuple(claims.side(text, home)) for text in ("ep", "few/ep", "/ep/rounds", "few/ep/rounds")]
     assert sides[0] == ("many", "ep", "accuracy")
     assert sides[1:] == [("few", "ep", "accuracy"), ("many", "ep", "rounds"), ("few", "ep", "rounds")]

@@ -23,8 +23,8 @@ class Flow(Sampling):
         ||u(x_t, t) - (x1 - x0)||^2 / d,   x_t = (1 - t) x0 + t x1,   x0 ~ N(0, I),   t ~ U(0, 1),
 
     d the numbers of a row: conditional flow matching with optimal-transport paths (Lipman et al. 2023, equation 23,
-    with sigma_min = 0). Clients' losses add up to the pooled one, as a regression's do; those of a GAN do not. Samples
-    follow u by a solver (``FlowGenerator``).
+    with sigma_min = 0). It is a mean over records, so clients' losses add up to the pooled one. Samples follow u by a
+    solver (``FlowGenerator``).
 
     A batch is x (batch, *data_shape), or a sequence that begins with it; a third entry is the rows' weights (batch,).
 

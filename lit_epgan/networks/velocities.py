@@ -158,7 +158,7 @@ class FlowGenerator(nn.Module):
         at_least(1, self, steps=steps)
         within("[0, inf)", "generator", guidance=guidance)
         self.velocity, self.steps, self.method, self.guidance = velocity, steps, method, guidance
-        self.data_shape: tuple[int, ...] = tuple(velocity.data_shape)  # type: ignore[arg-type, unused-ignore]
+        self.data_shape: tuple[int, ...] = tuple(velocity.data_shape)  # type: ignore[arg-type]
         self.labels: int = velocity.labels  # type: ignore[assignment]
         self.latent_dim = math.prod(self.data_shape) + self.labels
 
