@@ -29,6 +29,7 @@ from lit_epgan.lib.text import mathtext, printable
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 DASHES = ("-", "--", ":")  # the first of them for as many methods as there are colours
 WIDE = 48  # characters of a line below a curve
+ABOVE = 34  # of one above samples
 SHORT = 26  # characters of a method's name, two of which stand side by side below a curve
 PICTURES = "pictures"
 
@@ -97,7 +98,7 @@ def grids(study: Study, rows: Sequence[Row], runs: Sequence[Run]) -> Figure | No
         if entry is not None:
             row, path = entry
             axes.imshow(imread(path), interpolation="antialiased")
-            axes.set_title(mathtext(row.method.title), fontsize=14, fontweight="bold")
+            axes.set_title(_label(row.method.title, ABOVE), fontsize=14, fontweight="bold")
             below_it = "\n".join(mathtext(line) for line in numbers(study, row))
             axes.text(0.5, -0.02, below_it, transform=axes.transAxes, ha="center", va="top", fontsize=11)
     return figure
@@ -162,8 +163,8 @@ def partition_file(study: Study, runs: Sequence[Run]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _label(title: str) -> str:
-    return "\n".join(mathtext(line) for line in textwrap.wrap(printable(title), WIDE))
+def _label(title: str, width: int = WIDE) -> str:
+    return "\n".join(mathtext(line) for line in textwrap.wrap(printable(title), width))
 
 
 def _style(study: Study, name: str) -> dict[str, Any]:
