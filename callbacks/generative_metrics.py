@@ -31,8 +31,8 @@ class GenerativeMetrics(SampleEvaluation):
     ``union/fid_digits``. Samples are scored in parts: memory does not grow with their number.
 
     Args:
-        extractor: ``digits``, ``fashion``, ``emoji``, ``inception``, ``lite0`` or ``pixels`` (the last without
-            inception score); by default the one that fits the data (``fitting_extractor``). ``lite0``
+        extractor: ``digits``, ``fashion``, ``emoji``, ``typefaces``, ``inception``, ``lite0`` or ``pixels`` (the last
+            without inception score); by default the one that fits the data (``fitting_extractor``). ``lite0``
             takes some 30 ms an image on one core: fewer ``samples``, or ``every_n_epochs``, spare time.
         samples: generated images per look; 50,000 in the literature.
         real: split of the data that the samples are compared with, or several; what the extractor sees of it is kept

@@ -1,10 +1,10 @@
 """LightningDataModules whose training loader yields a round's clients one after another."""
 
 from lit_epgan.datamodules.base import FederatedDataModule
+from lit_epgan.datamodules.characters import FederatedEMNISTDataModule, LeafDataModule, TypefacesDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.dealt_table import BreastCancerDataModule
 from lit_epgan.datamodules.elsewhere import Elsewhere
-from lit_epgan.datamodules.emnist import FederatedEMNISTDataModule, LeafDataModule
 from lit_epgan.datamodules.folder import FolderDataModule
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.datamodules.institutions import Institutions
@@ -34,5 +34,6 @@ __all__ = [
     "TableDataModule",
     "TinyImageNetDataModule",
     "ToyDataModule",
+    "TypefacesDataModule",
     "WritersDataModule",
 ]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.class_splits import Split
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
 
@@ -196,12 +197,32 @@ def check_dealing(clients: int | None, held_out: float) -> None:
         raise UserError(f"data.held_out is {held_out}; it is a share of the users, from 0 to below 1")
 
 
-def deal(names: list[str], held_out: float, clients: int | None, seed: int) -> tuple[list[str], list[str]]:
-    """The names of those who take part, in their order, and of those held out. UserError: there are not as many users
-    as are to take part."""
+def deal(
+    names: list[str], held_out: float, clients: int | None, seed: int, split: Split = "fixed", own_seed: int = 0
+) -> tuple[list[str], list[str]]:
+    """The names of those who take part, in their order, and of those held out, a share of all, as ``seed`` permutes.
+
+    ``tuning`` holds out others, as many, in the place of these; ``by_seed`` draws those held out anew among all but the
+    ones of ``tuning``, by ``own_seed``.
+
+    Raises:
+        UserError: there are not as many users as are to take part, or nobody is left beside both who are held out.
+    """
     order = [names[k] for k in torch.randperm(len(names), generator=generator_for(seed, "users")).tolist()]
     cut = round(held_out * len(names))
     others, left = order[:cut], order[cut:]
+    if split != "fixed":
+        tuned, left = left[:cut], left[cut:]
+        if not left:
+            raise UserError(f"data.held_out is {held_out}: the split {split!r} holds out twice as many; use less")
+        if split == "tuning":
+            others, left = tuned, others + left
+        else:
+            drawn = others + left
+            drawn = [
+                drawn[k] for k in torch.randperm(len(drawn), generator=generator_for(seed, own_seed, "users")).tolist()
+            ]
+            others, left = drawn[:cut], tuned + drawn[cut:]
     if clients is not None and clients > len(left):
         raise UserError(
             f"data.clients is {clients}, but only {len(left)} users are left of {len(names)}: ask for fewer"

@@ -23,6 +23,7 @@ from lit_epgan.metrics.feature_extractors import FeatureExtractor
 from lit_epgan.runs.config_files import config_folders, with_bases
 from tests.cifar_tree import write_cifar
 from tests.emoji_tree import write_emoji
+from tests.fonts_tree import write_fonts
 from tests.parsed import Parsed
 from tests.photographs import write_images
 from tests.sealed import seal
@@ -65,6 +66,7 @@ NARROW = {
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
     "fashion.yaml": NARROW_DCGAN,
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
+    "typefaces.yaml": [*NARROW_CONDITIONAL, "--data.clients_per_round", "2"],
     **dict.fromkeys(("emoji.yaml", "emoji_generator_sites.yaml"), NARROW_CONDITIONAL),
     "digits_fedcvae.yaml": ON_SERVER,
     "emoji_fedcvae.yaml": [
@@ -118,8 +120,8 @@ class StandIn(FeatureExtractor):
 
 
 def by_class(name, data_dir):
-    """The digits' own classifier; those of clothes and emoji would train on all of them."""
-    return StandIn() if name in ("fashion", "emoji") else feature_extractor(name)
+    """The digits' own classifier; those of clothes, emoji and typefaces would train on all of them."""
+    return StandIn() if name in ("fashion", "emoji", "typefaces") else feature_extractor(name)
 
 
 def miniature(name: str, data_dir: str, train: bool, download: bool) -> tuple[Tensor, Tensor]:
@@ -186,6 +188,8 @@ def two_rounds(config, on_top, run, request):
         small = ["--data.path", str(write_images(Path("own"))), *SMALL[2:]]
     if config.startswith("emoji"):
         write_emoji(Path("data"))
+    if config == "typefaces.yaml":
+        write_fonts(Path("data/typefaces/node_modules/@fontsource"))
     if config == "tiny_imagenet.yaml":
         write_tiny_imagenet(Path("data"))
     if config == "femnist_classifier.yaml":

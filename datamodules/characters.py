@@ -1,4 +1,4 @@
-"""EMNIST by writer, a client each: LEAF's FEMNIST (Caldas et al. 2018) as JSON, TensorFlow Federated's as HDF5."""
+"""Digits and letters, a hand or a typeface for a client: EMNIST in LEAF's JSON and in TFF's HDF5, and fonts."""
 
 import json
 from abc import abstractmethod
@@ -17,8 +17,10 @@ from lit_epgan.datamodules.image_files import brief
 from lit_epgan.datamodules.images import ImageRecords, check_inverted, inverted_users
 from lit_epgan.datamodules.partition import check_dealing, deal
 from lit_epgan.datamodules.tff_files import hdf5_examples
+from lit_epgan.lib.class_splits import Split
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few
+from lit_epgan.lib.typefaces import is_judge, read_typefaces
 
 SIDE, CLASSES = 28, 62  # of EMNIST: digits, capital and small letters
 LEAF = "https://github.com/TalwalkarLab/leaf (data/femnist: ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample)"
@@ -33,7 +35,7 @@ class Own(NamedTuple):
 
 
 class ImagesByUser(FederatedDataModule):
-    """Base of EMNIST by writer: users are dealt into clients and those held out, images stay in memory as bytes.
+    """Base of digits and letters: users are dealt into clients and those held out, images stay in memory as bytes.
 
     Args:
         data_dir: the folder of the files.
@@ -41,6 +43,8 @@ class ImagesByUser(FederatedDataModule):
         held_out: share of all users who take part in nothing, and whose images are the validation and test data.
         inverted: share of the clients whose pixels are multiplied by -1; of those held out none are.
         split_seed: decides who is held out, who takes part, and whose pixels are inverted.
+        split: who is held out. ``fixed``: the same for every seed. ``tuning``: others, as many. ``by_seed``: every
+            ``seed`` draws its own, among all but those of ``tuning``.
         federated: settings of ``FederatedDataModule``.
 
     Attributes:
@@ -56,6 +60,7 @@ class ImagesByUser(FederatedDataModule):
         held_out: float = 0.1,
         inverted: float = 0.0,
         split_seed: int = 7,
+        split: Split = "fixed",
         **federated: Any,
     ) -> None:
         super().__init__(**federated)
@@ -63,6 +68,7 @@ class ImagesByUser(FederatedDataModule):
         check_inverted(inverted)
         self.data_dir = Path(data_dir).expanduser()
         self.clients_wanted, self.held_out, self.inverted, self.split_seed = clients, held_out, inverted, split_seed
+        self.split: Split = split
 
     @abstractmethod
     def read(self) -> Mapping[str, Own]:
@@ -71,7 +77,7 @@ class ImagesByUser(FederatedDataModule):
     def load(self) -> ClientData:
         """Deal the users: images, float tensors (n, 1, 28, 28) in [-1, 1], background -1, and labels (n,)."""
         users = {name: own for name, own in self.read().items() if len(own.labels)}
-        names, others = deal(sorted(users), self.held_out, self.clients_wanted, self.split_seed)
+        names, others = deal(sorted(users), self.held_out, self.clients_wanted, self.split_seed, self.split, self.seed)
         inverted = inverted_users(names, self.inverted, self.split_seed)
         held_out: Dataset | None = ConcatDataset([_records(users[name]) for name in others]) if others else None
         return ClientData(
@@ -210,3 +216,26 @@ def _of_tff(entry: Any, whose: str) -> Own:
         raise UserError(f"{whose}: there are no 'pixels' and 'label'; place the published file anew")
     pixels, labels = (each[()] for each in own)
     return _own_images(pixels, labels, whose)
+
+
+class TypefacesDataModule(ImagesByUser):
+    """Typefaces, a family for a client: digits and letters in all its upright fonts, as grey 28 x 28 images of EMNIST's
+    62 classes.
+
+    Every sixth family is set aside for the classifier that judges samples (the extractor ``typefaces``).
+
+    Args:
+        data_dir: holds a folder for each family, and in it, at any depth, files .ttf, .otf or .woff.
+        options: settings of ``ImagesByUser`` and of ``FederatedDataModule``.
+    """
+
+    dataset = "typefaces"
+
+    def __init__(self, data_dir: str = "data/typefaces/node_modules/@fontsource", **options: Any) -> None:
+        super().__init__(data_dir, **options)
+
+    def read(self) -> Mapping[str, Own]:
+        """Every family's images. MissingFileError: there is no font. UserError: a font is damaged."""
+        families = read_typefaces(self.data_dir)
+        judges = is_judge(families)
+        return {name: Own(*own) for name, own in families.items() if not judges[name]}
