@@ -5,6 +5,7 @@ from lit_epgan.callbacks.classifier_prior import ClassifierPrior
 from lit_epgan.callbacks.client_metrics import ClientMetrics
 from lit_epgan.callbacks.client_report import ClientReport
 from lit_epgan.callbacks.curve_fit import CurveFit
+from lit_epgan.callbacks.downstream_accuracy import DownstreamAccuracy
 from lit_epgan.callbacks.federated_strategy import FederatedStrategy
 from lit_epgan.callbacks.federation import FederationCallback
 from lit_epgan.callbacks.generative_metrics import GenerativeMetrics
@@ -27,6 +28,7 @@ __all__ = [
     "ClientReport",
     "CurveFit",
     "DensityMap",
+    "DownstreamAccuracy",
     "FederatedProgressBar",
     "FederatedStrategy",
     "FederationCallback",

@@ -20,6 +20,7 @@ from lit_epgan.datamodules.image_files import read_split
 from lit_epgan.datamodules.images import SHAPES
 from lit_epgan.metrics import feature_extractor
 from lit_epgan.metrics.feature_extractors import FeatureExtractor
+from lit_epgan.metrics.image_classifiers import TypefacesClassifier
 from lit_epgan.runs.config_files import config_folders, with_bases
 from tests.cifar_tree import write_cifar
 from tests.emoji_tree import write_emoji
@@ -147,6 +148,7 @@ def no_network(tmp_path, classifier_cache, monkeypatch):
     monkeypatch.setattr("lit_epgan.callbacks.generative_metrics.feature_extractor", lambda name, data_dir="": StandIn())
     monkeypatch.setattr("lit_epgan.callbacks.sample_grid.feature_extractor", by_class)
     monkeypatch.setattr(GenerativeMetrics, "evaluate", few_samples)
+    monkeypatch.setattr(TypefacesClassifier, "epochs", 1)
     monkeypatch.setattr("lit_epgan.callbacks.toy_metrics.draw", lambda *_: np.zeros((8, 8, 3), np.uint8))
     monkeypatch.setenv("XDG_CACHE_HOME", str(classifier_cache))
     seal(monkeypatch)  # a client's work that reads the server raises, in every configuration

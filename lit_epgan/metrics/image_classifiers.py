@@ -223,6 +223,11 @@ def typefaces_classifier(data_dir: str) -> TypefacesClassifier:
     return trained(TypefacesClassifier, LabelledImages(scaled(x), y, scaled(held_x), held_y))
 
 
+CLASSIFIERS: dict[str, type[ImageClassifier]] = {
+    kind.name: kind for kind in (DigitsClassifier, FashionClassifier, EmojiClassifier, TypefacesClassifier)
+}
+
+
 def scaled(pixels: Tensor) -> Tensor:
     """Bytes, 0 to 255, as numbers in [-1, 1]."""
     return pixels.to(torch.float32).div_(127.5).sub_(1)
