@@ -20,7 +20,7 @@ from lit_epgan.datamodules.tff_files import hdf5_examples
 from lit_epgan.lib.class_splits import Split
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.text import few
-from lit_epgan.lib.typefaces import is_judge, read_typefaces
+from lit_epgan.lib.typefaces import read_typefaces
 
 SIDE, CLASSES = 28, 62  # of EMNIST: digits, capital and small letters
 LEAF = "https://github.com/TalwalkarLab/leaf (data/femnist: ./preprocess.sh -s niid --sf 1.0 -k 0 -t sample)"
@@ -236,6 +236,4 @@ class TypefacesDataModule(ImagesByUser):
 
     def read(self) -> Mapping[str, Own]:
         """Every family's images. MissingFileError: there is no font. UserError: a font is damaged."""
-        families = read_typefaces(self.data_dir)
-        judges = is_judge(families)
-        return {name: Own(*own) for name, own in families.items() if not judges[name]}
+        return {name: Own(*own) for name, own in read_typefaces(self.data_dir).items()}

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from lit_epgan.datamodules import TypefacesDataModule
 from lit_epgan.datamodules.partition import deal
 from lit_epgan.lib.errors import MissingFileError, UserError
-from lit_epgan.lib.typefaces import CHARACTERS, INK, LIST, is_judge, read_typefaces
+from lit_epgan.lib.typefaces import CHARACTERS, INK, LIST, read_typefaces
 from lit_epgan.metrics import image_classifiers
 from tests.fonts_tree import FAMILIES, SHIPPED, UPRIGHT, write_fonts
 
@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def families(folder):
-    return read_typefaces(folder)
+    return read_typefaces(folder) | read_typefaces(folder, judges=True)
 
 
 def rows_of(image, above=64):
@@ -76,8 +76,9 @@ def _cut(image):
 
 
 def test_judging_families_take_part_in_nothing_and_all_others_do(folder, families, monkeypatch):
-    judges = {name for name, judges in is_judge(families).items() if judges}
-    assert judges == {"dejavu-mono", "stix"}
+    judges = {"dejavu-mono", "stix"}
+    assert set(read_typefaces(folder, judges=True)) == judges
+    assert set(read_typefaces(folder)) == set(FAMILIES) - judges
     data = TypefacesDataModule(str(folder), held_out=0.2, batch_size=4).data
     assert len(data.train) == 5
     held_out = set(FAMILIES) - judges - set(data.train)
@@ -111,13 +112,13 @@ def test_no_fonts_a_damaged_one_and_too_few_to_judge_are_one_sentence(tmp_path):
         read_typefaces(tmp_path)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "font.ttf").symlink_to(SHIPPED / "DejaVuSans.ttf")
-    with pytest.raises(UserError, match="too few to judge"):
+    with pytest.raises(UserError, match="holds too few typefaces: place at least seven"):
         image_classifiers.typefaces_classifier(str(tmp_path))
     whole = (SHIPPED / "DejaVuSans.ttf").read_bytes()
     for content in (b"", b"no font at all", whole[:3000], whole[: len(whole) // 2]):
         (tmp_path / "own" / "other.ttf").write_bytes(content)
         with pytest.raises(UserError, match=r"other.ttf cannot be read as a font .*mend or remove it"):
-            read_typefaces(tmp_path)
+            read_typefaces(tmp_path, judges=True)
 
 
 NAMES = [f"user-{k}" for k in range(40)]

@@ -1,7 +1,6 @@
 """Letters and digits of fonts in a folder, drawn as small grey images: a typeface for a person's hand."""
 
 import string
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +15,19 @@ SIDE, INK = 28, 24  # of an image, and of the square in it that holds the larges
 FINER = 4  # drawn so many times as large: strokes are not moved to whole pixels
 SUFFIXES = {".ttf", ".otf", ".woff"}
 LIST = Path(__file__).parent.parent / "configs" / "typefaces.txt"  # npm packages and their licences
-JUDGES = 6  # every sixth family
+JUDGES = 6  # every sixth family judges samples
 
 
-def read_typefaces(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
+def read_typefaces(folder: str | Path, judges: bool = False) -> dict[str, tuple[Tensor, Tensor]]:
     """The typefaces in a folder that holds a folder for each family, at any depth.
 
     A family is drawn in each of its upright fonts. The 62 characters of a font have one size, such that the highest and
     the widest fit into 24 x 24 pixels, and one baseline; each stands in the middle. Fonts without all of the characters
-    (another script's, symbols') are passed over.
+    (another script's, symbols') are passed over. Every sixth family in alphabetical order is set aside to judge samples.
 
     Args:
         folder: of the families' folders, with files .ttf, .otf and .woff.
+        judges: whether to read those set aside, or all others.
 
     Returns:
         By family images, uint8 (n, 1, 28, 28) with ink 255 on 0, and their characters' places in ``CHARACTERS``, int64
@@ -39,9 +39,11 @@ def read_typefaces(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
     """
     root = Path(folder).expanduser().absolute()
     families: dict[str, list[Tensor]] = {}
-    for path in sorted(path for path in root.glob("*/**/*") if path.suffix.lower() in SUFFIXES):
-        if _is_upright(path):
-            families.setdefault(path.relative_to(root).parts[0], []).append(drawn(path))
+    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    for family in (own for place, own in enumerate(folders) if (place % JUDGES == 0) == judges):
+        for path in sorted(path for path in family.rglob("*") if path.suffix.lower() in SUFFIXES):
+            if _is_upright(path):
+                families.setdefault(family.name, []).append(drawn(path))
     if not families:
         raise MissingFileError(
             f"{root} holds no folder with a font of digits and Latin letters ({', '.join(sorted(SUFFIXES))}). Three "
@@ -50,11 +52,6 @@ def read_typefaces(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
         )
     labels = torch.arange(len(CHARACTERS))
     return {family: (torch.cat(fonts), labels.repeat(len(fonts))) for family, fonts in families.items()}
-
-
-def is_judge(families: Iterable[str]) -> dict[str, bool]:
-    """Which families take part in nothing, so that samples are judged by them: every sixth in alphabetical order."""
-    return {family: place % JUDGES == 0 for place, family in enumerate(sorted(families))}
 
 
 def _is_upright(path: Path) -> bool:
@@ -82,8 +79,7 @@ def drawn(path: Path) -> Tensor:
         images = [_image(c, font, (x, baseline)) for c, x in zip(CHARACTERS, begins, strict=True)]
     except (OSError, ValueError) as error:
         raise _damaged(path, error) from error
-    finer = np.stack(images).reshape(-1, 1, SIDE, FINER, SIDE, FINER)
-    return torch.from_numpy(finer.mean((3, 5)).round().astype(np.uint8))
+    return torch.from_numpy(np.stack(images))[:, None]
 
 
 def _font(path: Path, size: float) -> ImageFont.FreeTypeFont:
@@ -103,7 +99,7 @@ def _boxes(font: ImageFont.FreeTypeFont) -> np.ndarray:
 def _image(character: str, font: ImageFont.FreeTypeFont, begin: tuple[float, float]) -> np.ndarray:
     image = Image.new("L", (FINER * SIDE, FINER * SIDE))
     ImageDraw.Draw(image).text(begin, character, fill=255, font=font, anchor="ls")
-    return np.asarray(image)
+    return np.asarray(image.reduce(FINER))
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

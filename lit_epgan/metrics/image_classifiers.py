@@ -14,7 +14,7 @@ from lit_epgan.lib.class_splits import split_by_class
 from lit_epgan.lib.emoji_package import read_emoji, split_by_emoji
 from lit_epgan.lib.errors import MissingFileError, UserError
 from lit_epgan.lib.randomness import isolated, seed_on_host
-from lit_epgan.lib.typefaces import is_judge, read_typefaces
+from lit_epgan.lib.typefaces import read_typefaces
 from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.feature_extractors import FeatureExtractor
 from lit_epgan.networks.resnet import BasicBlock
@@ -212,12 +212,11 @@ def typefaces_classifier(data_dir: str) -> TypefacesClassifier:
     """The trained classifier, from the cache or trained now (a minute) on the families in ``data_dir`` that take part
     in nothing: three quarters of them train it, the others test it. MissingFileError: there are no fonts. UserError: a
     font is damaged, or the test accuracy is not above 70 %, so its distances would mean nothing."""
-    families = read_typefaces(data_dir)
-    judges = [families[name] for name, judges in is_judge(families).items() if judges]
+    judges = list(read_typefaces(data_dir, judges=True).values())
     test, train = ([own for k, own in enumerate(judges) if (k % 4 == 0) == held] for held in (True, False))
     if not test or not train:
         raise UserError(
-            f"{data_dir} holds {len(families)} families, too few to judge images by: place at least seven there."
+            f"{data_dir} holds too few typefaces: place at least seven families there, of which every sixth judges samples."
         )
     (x, y), (held_x, held_y) = (tuple(map(torch.cat, zip(*part, strict=True))) for part in (train, test))
     return trained(TypefacesClassifier, LabelledImages(scaled(x), y, scaled(held_x), held_y))
