@@ -23,7 +23,8 @@ def read_typefaces(folder: str | Path, judges: bool = False) -> dict[str, tuple[
 
     A family is drawn in each of its upright fonts. The 62 characters of a font have one size, such that the highest and
     the widest fit into 24 x 24 pixels, and one baseline; each stands in the middle. Fonts without all of the characters
-    (another script's, symbols') are passed over. Every sixth family in alphabetical order is set aside to judge samples.
+    (another script's, symbols') are passed over. Every sixth family in alphabetical order is set aside to judge
+    samples.
 
     Args:
         folder: of the families' folders, with files .ttf, .otf and .woff.

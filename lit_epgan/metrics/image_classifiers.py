@@ -216,7 +216,7 @@ def typefaces_classifier(data_dir: str) -> TypefacesClassifier:
     test, train = ([own for k, own in enumerate(judges) if (k % 4 == 0) == held] for held in (True, False))
     if not test or not train:
         raise UserError(
-            f"{data_dir} holds too few typefaces: place at least seven families there, of which every sixth judges samples."
+            f"{data_dir} holds too few typefaces: place at least seven families there; every sixth judges samples."
         )
     (x, y), (held_x, held_y) = (tuple(map(torch.cat, zip(*part, strict=True))) for part in (train, test))
     return trained(TypefacesClassifier, LabelledImages(scaled(x), y, scaled(held_x), held_y))
