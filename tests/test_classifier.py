@@ -1,6 +1,8 @@
 """The classifier, its backbone of fully connected layers, and the rounds that it takes to be good enough."""
 
+import multiprocessing
 import os
+import time
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.federated import MOON, FedAvg, FedNP
 from lit_epgan.lib.errors import MissingFileError, UserError
-from lit_epgan.metrics import feature_extractor, image_classifiers
+from lit_epgan.metrics import cache, feature_extractor, image_classifiers
 from lit_epgan.metrics.cache import cache_folder
 from lit_epgan.metrics.image_classifiers import FashionClassifier
 from lit_epgan.metrics.image_scores import class_coverage, confident_counts, frechet_distance
@@ -194,6 +196,38 @@ def test_two_halves_of_real_data_are_nearest(classifier):
     assert distance(real, real) == pytest.approx(0, abs=1e-6)
 
 
+def kept_files():
+    """Without the file by which processes wait for each other."""
+    return sorted(cache_folder().glob("[!.]*"))
+
+
+def test_of_two_processes_one_trains_a_classifier_and_the_other_waits(tmp_path, monkeypatch):
+    def slowly(kind, data):
+        with (tmp_path / "trained").open("a") as log:
+            log.write("once\n")
+        time.sleep(0.5)
+        return kind()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(image_classifiers, "train", slowly)
+    monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
+    forks = multiprocessing.get_context("fork")
+    both = [forks.Process(target=image_classifiers.digits_classifier) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert [each.exitcode for each in both] == [0, 0]
+    assert (tmp_path / "trained").read_text() == "once\n"
+
+
+def test_without_a_lock_each_process_trains_its_own(tmp_path, monkeypatch):
+    """As in a cache on a file system without locks."""
+    monkeypatch.setattr(cache.FileLock, "acquire", lambda self: (_ for _ in ()).throw(OSError("no locks")))
+    with cache.alone(tmp_path / "file"):
+        pass
+
+
 def test_classifier_is_cached_and_disturbs_no_stream(classifier, tmp_path, monkeypatch):
     """A second classifier comes from the file; a torn file is set aside and made anew, to the same bits."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -204,7 +238,7 @@ def test_classifier_is_cached_and_disturbs_no_stream(classifier, tmp_path, monke
         first = image_classifiers.digits_classifier().state_dict()
     assert torch.equal(torch.get_rng_state(), streams[0])
     assert np.array_equal(np.random.get_state()[1], streams[1])
-    (file,) = cache_folder().iterdir()
+    (file,) = kept_files()
     trained: list[int] = []
     train = image_classifiers.train
     monkeypatch.setattr(image_classifiers, "train", lambda *args: trained.append(1) or train(*args))
@@ -214,7 +248,7 @@ def test_classifier_is_cached_and_disturbs_no_stream(classifier, tmp_path, monke
     third = image_classifiers.digits_classifier().state_dict()
     assert trained == [1]
     assert all(torch.equal(first[n], second[n]) and torch.equal(first[n], third[n]) for n in first)
-    assert sorted(path.name for path in cache_folder().iterdir()) == [file.name, f"{file.name}.damaged"]
+    assert [path.name for path in kept_files()] == [file.name, f"{file.name}.damaged"]
 
 
 def test_the_digits_extractor_refuses_other_images_and_names_its_metrics(classifier):

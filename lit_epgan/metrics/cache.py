@@ -1,9 +1,12 @@
 """The user's cache folder, and the tensors kept there: what is damaged is made again, no room is no obstacle."""
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from lit_epgan.lib import tensor_file
 from lit_epgan.lib.atomic import set_aside, warn_unkept
@@ -12,6 +15,23 @@ from lit_epgan.lib.atomic import set_aside, warn_unkept
 def cache_folder() -> Path:
     """``$XDG_CACHE_HOME/lit_epgan``, by default ``~/.cache/lit_epgan``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_epgan"
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Be the only process that makes what is kept at ``path``: others wait, and find it made. Where the folder cannot
+    hold a lock, each makes its own."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_name(f".{path.name}.lock"))
+        lock.acquire()
+    except (OSError, NotImplementedError):
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def load_tensors(path: Path, names: Iterable[str]) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from lit_epgan.lib.emoji_package import read_emoji, split_by_emoji
 from lit_epgan.lib.errors import MissingFileError, UserError
 from lit_epgan.lib.randomness import isolated, seed_on_host
 from lit_epgan.lib.typefaces import read_typefaces
-from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
+from lit_epgan.metrics.cache import alone, cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.feature_extractors import FeatureExtractor
 from lit_epgan.networks.resnet import BasicBlock
 
@@ -239,11 +239,7 @@ def trained(kind: type[T], data: LabelledImages) -> T:
     content = data.train.numpy().tobytes() + data.train_labels.numpy().tobytes() + kind.recipe.encode()
     path = cache_folder() / f"{kind.name}-classifier-{hashlib.sha256(content).hexdigest()[:16]}.pt"
     with isolated():
-        classifier = _read(kind, path)
-        if classifier is None:
-            classifier = train(kind, data)
-            classifier.scale.copy_((TOTAL_VARIANCE / classifier.extract(data.test)[0].var(0).sum()).sqrt())
-            save_tensors(classifier.state_dict(), path)
+        classifier = _read(kind, path) or _made(kind, data, path)
     accuracy = (classifier.extract(data.test)[1].argmax(1) == data.test_labels).double().mean().item()
     if accuracy <= kind.least_accuracy:
         raise UserError(
@@ -251,6 +247,17 @@ def trained(kind: type[T], data: LabelledImages) -> T:
             f"by: delete {path} and run again."
         )
     return classifier.eval().requires_grad_(False)
+
+
+def _made(kind: type[T], data: LabelledImages, path: Path) -> T:
+    """Train it and keep it at ``path``, unless another process did so meanwhile."""
+    with alone(path):
+        classifier = _read(kind, path)
+        if classifier is None:
+            classifier = train(kind, data)
+            classifier.scale.copy_((TOTAL_VARIANCE / classifier.extract(data.test)[0].var(0).sum()).sqrt())
+            save_tensors(classifier.state_dict(), path)
+    return classifier
 
 
 def _read(kind: type[T], path: Path) -> T | None:
