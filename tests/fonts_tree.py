@@ -25,4 +25,5 @@ def write_fonts(folder: Path) -> Path:
         (folder / family / "files").mkdir(parents=True)
         for name in names:
             (folder / family / "files" / f"{name}.ttf").symlink_to(SHIPPED / f"{name}.ttf")
+            (folder / family / "files" / f"{name}-again.ttf").symlink_to(SHIPPED / f"{name}.ttf")
     return folder

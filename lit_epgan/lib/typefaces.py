@@ -23,8 +23,8 @@ def read_typefaces(folder: str | Path, judges: bool = False) -> dict[str, tuple[
 
     A family is drawn in each of its upright fonts. The 62 characters of a font have one size, such that the highest and
     the widest fit into 24 x 24 pixels, and one baseline; each stands in the middle. Fonts without all of the characters
-    (another script's, symbols') are passed over. Every sixth family in alphabetical order is set aside to judge
-    samples.
+    (another script's, symbols') are passed over, and so is one that draws what another of its family does. Every sixth
+    family in alphabetical order is set aside to judge samples.
 
     Args:
         folder: of the families' folders, with files .ttf, .otf and .woff.
@@ -39,12 +39,13 @@ def read_typefaces(folder: str | Path, judges: bool = False) -> dict[str, tuple[
         UserError: a file is damaged.
     """
     root = Path(folder).expanduser().absolute()
-    families: dict[str, list[Tensor]] = {}
+    families: dict[str, dict[bytes, Tensor]] = {}
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     for family in (own for place, own in enumerate(folders) if (place % JUDGES == 0) == judges):
         for path in sorted(path for path in family.rglob("*") if path.suffix.lower() in SUFFIXES):
             if _is_upright(path):
-                families.setdefault(family.name, []).append(drawn(path))
+                images = drawn(path)
+                families.setdefault(family.name, {}).setdefault(images.numpy().tobytes(), images)
     if not families:
         raise MissingFileError(
             f"{root} holds no folder with a font of digits and Latin letters ({', '.join(sorted(SUFFIXES))}). Three "
@@ -52,7 +53,7 @@ def read_typefaces(folder: str | Path, judges: bool = False) -> dict[str, tuple[
             "--data.data_dir where folders of fonts are, one for each family."
         )
     labels = torch.arange(len(CHARACTERS))
-    return {family: (torch.cat(fonts), labels.repeat(len(fonts))) for family, fonts in families.items()}
+    return {family: (torch.cat(list(fonts.values())), labels.repeat(len(fonts))) for family, fonts in families.items()}
 
 
 def _is_upright(path: Path) -> bool:
