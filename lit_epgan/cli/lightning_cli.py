@@ -63,13 +63,13 @@ class SaveRunConfig(SaveConfigCallback):
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Replace the file in one step; a resumed run writes what it runs with now."""
+        resolved = self.parser.dump(self.config, skip_none=False)  # once: it takes a quarter of a second
         if stage == "fit":
             with replacing(Path(trainer.default_root_dir) / CONFIG) as beside:
-                beside.touch()  # the parser would not say what the system says of a disk that is read-only
-                self.parser.save(self.config, str(beside), skip_none=False, overwrite=True)
+                beside.write_text(resolved, encoding="utf-8")
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
-                logger.log_hyperparams(yaml.safe_load(self.parser.dump(self.config, skip_none=False)))
+                logger.log_hyperparams(yaml.safe_load(resolved))
             elif isinstance(logger, MLFlowLogger) and stage == "fit":
                 (Path(trainer.default_root_dir) / MLFLOW_ID).write_text(str(logger.run_id), encoding="utf-8")
 
