@@ -11,7 +11,17 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 ROOT = Path(__file__).parent.parent
 # where a room's files are; in lit_epgan/ stand links to the latter two, which rglob does not follow
 FOLDERS = {"lit_epgan": "lit_epgan", "lit_epgan.callbacks": "callbacks", "lit_epgan.datamodules": "datamodules"}
-LEAVES = ("atomic", "bounds", "class_splits", "csv_table", "emoji_package", "errors", "precision", "randomness")
+LEAVES = (
+    "atomic",
+    "bounds",
+    "class_splits",
+    "csv_table",
+    "emoji_package",
+    "errors",
+    "precision",
+    "randomness",
+    "typefaces",
+)
 LEAVES = {f"lit_epgan.lib.{name}" for name in (*LEAVES, "signals", "symbols", "tensor_file", "text")}
 MATHEMATICS = (
     "lit_epgan.bayes",

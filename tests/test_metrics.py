@@ -233,7 +233,7 @@ def test_one_image_has_no_covariance_and_an_unknown_extractor_no_name():
     moments = FeatureMoments()
     moments.add(torch.zeros(1, 3))
     assert_refused("from 1 images", moments.statistics)
-    assert_refused("digits, fashion, emoji, inception, lite0 or pixels", feature_extractor, "vgg")
+    assert_refused("digits, fashion, emoji, typefaces, inception, lite0, pixels", feature_extractor, "vgg")
 
 
 @pytest.mark.parametrize("splits", [1, 3, 10])
