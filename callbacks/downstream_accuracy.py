@@ -54,7 +54,7 @@ class DownstreamAccuracy(RoundEvaluation):
         """Refuse what cannot be looked at before anything is trained."""
         self._check_samples(pl_module)
         for split in ("train", "test"):
-            self._records(trainer, split)
+            self._images(trainer, split)
 
     def _check_samples(self, pl_module: LightningModule) -> None:
         if not hasattr(pl_module, "sample_labelled"):
@@ -78,15 +78,19 @@ class DownstreamAccuracy(RoundEvaluation):
         }
         pl_module.log_dict({f"downstream_{name}": value for name, value in found.items()}, sync_dist=True)
 
-    def _records(self, trainer: Trainer, split: str) -> Records:
+    def _images(self, trainer: Trainer, split: str) -> ConcatDataset:
         """All clients' images of a split. UserError: there are none, or none with labels."""
         held: Mapping[str, Dataset] | Dataset | None = getattr(trainer.datamodule.data, split)  # type: ignore[attr-defined]
         sets: list[Any] = list(held.values()) if isinstance(held, Mapping) else [held] * (held is not None)
-        batches = list(DataLoader(ConcatDataset(sets), batch_size=500)) if sets else []
-        if not batches or not isinstance(batches[0], list | tuple) or len(batches[0]) < 2:
+        images: ConcatDataset | None = ConcatDataset(sets) if sets else None
+        if not images or not isinstance(images[0], list | tuple) or len(images[0]) < 2:
             raise UserError(
                 f"DownstreamAccuracy needs {split} images with labels, and the data module has none: leave it out."
             )
+        return images
+
+    def _records(self, trainer: Trainer, split: str) -> Records:
+        batches = list(DataLoader(self._images(trainer, split), batch_size=500))
         return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
 
     def _accuracy(self, seen: Records, test: Records) -> float:
