@@ -60,13 +60,12 @@ def checkout(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout):
-    return build_wheel(checkout, checkout.parent / "wheel")
+def wheel(checkout, tmp_path_factory):
+    return build_wheel(checkout, tmp_path_factory.mktemp("wheel"))
 
 
 def build_wheel(source, folder):
     """As pip does it, by the package's own build system."""
-    folder.mkdir()
     with contextlib.chdir(source):
         return folder / build_meta.build_wheel(str(folder))
 
@@ -95,7 +94,7 @@ def test_a_source_distribution_builds_the_same_wheel(wheel, checkout, tmp_path):
         archive = build_meta.build_sdist(str(tmp_path))
     shutil.unpack_archive(tmp_path / archive, tmp_path)
     source = tmp_path / archive.removesuffix(".tar.gz")
-    assert contents(build_wheel(source, tmp_path / "wheel")) == contents(wheel)
+    assert contents(build_wheel(source, tmp_path)) == contents(wheel)
 
 
 @pytest.mark.slow
