@@ -17,8 +17,10 @@ from lit_epgan.datamodules.image_files import brief
 from lit_epgan.datamodules.images import ImageRecords, check_inverted, inverted_users
 from lit_epgan.datamodules.partition import check_dealing, deal
 from lit_epgan.datamodules.tff_files import hdf5_examples
+from lit_epgan.lib.bounds import at_least
 from lit_epgan.lib.class_splits import Split
 from lit_epgan.lib.errors import UserError
+from lit_epgan.lib.randomness import generator_for
 from lit_epgan.lib.text import few
 from lit_epgan.lib.typefaces import read_typefaces
 
@@ -41,6 +43,8 @@ class ImagesByUser(FederatedDataModule):
         data_dir: the folder of the files.
         clients: how many users take part, drawn at random; by default all.
         held_out: share of all users who take part in nothing, and whose images are the validation and test data.
+        iid_clients: to how many clients the images of all who take part are dealt at random: as many as users for the
+            control of a claim about users, 1 for all images in one place. By default a user is a client.
         inverted: share of the clients whose pixels are multiplied by -1; of those held out none are.
         split_seed: decides who is held out, who takes part, and whose pixels are inverted.
         split: who is held out. ``fixed``: the same for every seed. ``tuning``: others, as many. ``by_seed``: every
@@ -58,6 +62,7 @@ class ImagesByUser(FederatedDataModule):
         data_dir: str = "data",
         clients: int | None = None,
         held_out: float = 0.1,
+        iid_clients: int | None = None,
         inverted: float = 0.0,
         split_seed: int = 7,
         split: Split = "fixed",
@@ -66,8 +71,10 @@ class ImagesByUser(FederatedDataModule):
         super().__init__(**federated)
         check_dealing(clients, held_out)
         check_inverted(inverted)
+        at_least(1, self, iid_clients=iid_clients)
         self.data_dir = Path(data_dir).expanduser()
-        self.clients_wanted, self.held_out, self.inverted, self.split_seed = clients, held_out, inverted, split_seed
+        self.clients_wanted, self.held_out, self.iid_clients = clients, held_out, iid_clients
+        self.inverted, self.split_seed = inverted, split_seed
         self.split: Split = split
 
     @abstractmethod
@@ -78,14 +85,26 @@ class ImagesByUser(FederatedDataModule):
         """Deal the users: images, float tensors (n, 1, 28, 28) in [-1, 1], background -1, and labels (n,)."""
         users = {name: own for name, own in self.read().items() if len(own.labels)}
         names, others = deal(sorted(users), self.held_out, self.clients_wanted, self.split_seed, self.split, self.seed)
-        inverted = inverted_users(names, self.inverted, self.split_seed)
+        taking_part = {name: users[name] for name in names}
+        if self.iid_clients:
+            taking_part = self._dealt_at_random(taking_part)
+        inverted = inverted_users(list(taking_part), self.inverted, self.split_seed)
         held_out: Dataset | None = ConcatDataset([_records(users[name]) for name in others]) if others else None
         return ClientData(
-            train={name: _records(users[name], name in inverted) for name in names},
+            train={name: _records(own, name in inverted) for name, own in taking_part.items()},
             val=held_out,
             test=held_out,
-            labels={name: users[name].labels for name in names},
+            labels={name: own.labels for name, own in taking_part.items()},
         )
+
+    def _dealt_at_random(self, users: Mapping[str, Own]) -> dict[str, Own]:
+        """UserError: there are fewer images than clients."""
+        pixels, labels = map(torch.cat, zip(*users.values(), strict=True))
+        clients = self.iid_clients or 1
+        if clients > len(labels):
+            raise UserError(f"{len(labels)} images cannot be dealt to {clients} clients: set --data.iid_clients lower.")
+        parts = torch.randperm(len(labels), generator=generator_for(self.split_seed, "iid")).tensor_split(clients)
+        return {f"iid-{k:0{len(str(clients - 1))}d}": Own(pixels[part], labels[part]) for k, part in enumerate(parts)}
 
 
 def _records(own: Own, inverted: bool = False) -> ImageRecords:

@@ -12,9 +12,9 @@ from lit_epgan.datamodules.base import FederatedDataModule
 from lit_epgan.datamodules.client_data import ClientData
 from lit_epgan.datamodules.clients import BatchDataset
 from lit_epgan.lib.bounds import at_least
+from lit_epgan.lib.cache import cache_folder
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
-from lit_epgan.metrics.cache import cache_folder
 from lit_epgan.speech.corpora import TAGS, Corpus, OnError, check_tag, chime5, from_manifest
 from lit_epgan.speech.decoding import Decoder
 from lit_epgan.speech.frames import CHUNK, FUTURE, INPUTS, SpectralMasking, chunk_starts, padded, with_future

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lit_epgan.lib import atomic, tensor_file
+from lit_epgan.lib.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics import image_classifiers, image_scores
-from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.image_scores import Reference, reference
 from tests.traps import Trap, flipped
 

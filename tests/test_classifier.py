@@ -15,9 +15,10 @@ from lit_epgan.callbacks import RoundCheckpoint
 from lit_epgan.callbacks.rounds_to_target import RoundsToTarget
 from lit_epgan.datamodules.images import ImageDataModule
 from lit_epgan.federated import MOON, FedAvg, FedNP
+from lit_epgan.lib import cache
+from lit_epgan.lib.cache import cache_folder
 from lit_epgan.lib.errors import MissingFileError, UserError
-from lit_epgan.metrics import cache, feature_extractor, image_classifiers
-from lit_epgan.metrics.cache import cache_folder
+from lit_epgan.metrics import feature_extractor, image_classifiers
 from lit_epgan.metrics.image_classifiers import FashionClassifier
 from lit_epgan.metrics.image_scores import class_coverage, confident_counts, frechet_distance
 from lit_epgan.metrics.pretrained_extractors import Inception

@@ -99,6 +99,25 @@ def test_the_first_round_is_each_client_alone():
     assert float(module.critic) == pytest.approx(sum(m * n for m, n in zip(M, SIZES, strict=True)) / sum(SIZES))
 
 
+def test_sites_of_a_later_round_are_the_federations_model_fine_tuned_by_each_client():
+    """Two rounds of FedAvg end at its fixed point; a step of rate 1/2 from there goes half of the way to m_k."""
+    module, union = Known(lr=0.5), {}
+
+    class Look(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
+            union[trainer.current_epoch] = callback.extra_samples(32).get("union")
+
+    fit(module, data(local_steps=1), rounds=3, algorithm=sites(from_round=2), callbacks=[Look()])
+    assert union[0] is None
+    assert union[1] is None
+    mean = sum(m * n for m, n in zip(M, SIZES, strict=True)) / sum(SIZES)
+    before = mean + (5 - mean) / 4
+    assert sorted({round(float(x), 1) for x in union[2]}) == sorted({round((before + m) / 2, 1) for m in M})
+    assert {len(seen.x) == min(8, SIZES[seen.client]) and seen.weight is None for seen in module.seen} == {True}
+    assert float(module.critic) == pytest.approx(mean + (1 - mean) / 8)
+
+
 def test_later_batches_are_own_rows_and_the_exact_cavity():
     module = Known()
     fit(module, data(local_steps=6), rounds=3, algorithm=sites())

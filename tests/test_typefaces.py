@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lit_epgan.datamodules import TypefacesDataModule
 from lit_epgan.datamodules.partition import deal
+from lit_epgan.lib import typefaces
 from lit_epgan.lib.errors import MissingFileError, UserError
 from lit_epgan.lib.typefaces import CHARACTERS, INK, LIST, read_typefaces
 from lit_epgan.metrics import image_classifiers
@@ -92,6 +93,57 @@ def test_judging_families_take_part_in_nothing_and_all_others_do(folder, familie
     image_classifiers.typefaces_classifier(str(folder))
     torch.testing.assert_close(seen["data"].train, families["stix"][0].float() / 127.5 - 1)
     torch.testing.assert_close(seen["data"].test, families["dejavu-mono"][0].float() / 127.5 - 1)
+
+
+def test_the_same_files_are_drawn_once_and_others_anew(tmp_path, monkeypatch, caplog):
+    folder, cache = write_fonts(tmp_path / "fonts"), tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    files = []
+    monkeypatch.setattr(typefaces, "drawn", lambda path, draw=typefaces.drawn: files.append(path) or draw(path))
+    first, once = read_typefaces(folder), len(files)
+    again = read_typefaces(folder)
+    assert once == len(files) > 0
+    assert {name: [t.tolist() for t in own] for name, own in again.items()} == {
+        name: [t.tolist() for t in own] for name, own in first.items()
+    }
+    (kept,) = cache.rglob("typefaces-*.pt")
+    for link in (folder / "modern" / "files").iterdir():
+        link.unlink()
+        link.symlink_to(SHIPPED / "cmb10.ttf")
+    changed = read_typefaces(folder)
+    assert changed["modern"][0].equal(first["modern-bold"][0])
+    assert len(files) == 2 * once
+    kept.write_bytes(kept.read_bytes()[:1000])
+    for link in (folder / "modern" / "files").iterdir():
+        link.unlink()
+        link.symlink_to(SHIPPED / "cmr10.ttf")
+    assert read_typefaces(folder)["modern"][0].equal(first["modern"][0])
+    assert f"{kept} is torn" in caplog.text
+
+
+@pytest.mark.parametrize("clients", [1, 5, 7])
+def test_dealt_at_random_are_the_same_images_in_equal_parts(folder, clients):
+    def all_of(data):
+        return sorted((label, image.numpy().tobytes()) for own in data.train.values() for image, label in own)
+
+    by_family, dealt_, again = (
+        TypefacesDataModule(str(folder), held_out=0.2, batch_size=4, iid_clients=k).data
+        for k in (None, clients, clients)
+    )
+    assert all_of(dealt_) == all_of(by_family)
+    assert [image.equal(other) for (image, _), (other, _) in zip(dealt_.test, by_family.test, strict=True)]
+    sizes = [len(own) for own in dealt_.train.values()]
+    assert len(sizes) == clients
+    assert max(sizes) - min(sizes) <= 1
+    for name, own in dealt_.train.items():
+        assert dealt_.labels[name].tolist() == [label for _, label in own]
+        assert len(dealt_.labels[name].unique()) > min(40, len(own) // 2)
+        assert dealt_.labels[name].equal(again.labels[name])
+
+
+def test_more_clients_than_images_are_refused(folder):
+    with pytest.raises(UserError, match=r"cannot be dealt to 10000 clients: set --data.iid_clients lower"):
+        TypefacesDataModule(str(folder), held_out=0.2, batch_size=4, iid_clients=10_000).data  # noqa: B018
 
 
 def test_the_list_names_three_hundred_families_once_with_a_version_and_a_licence():

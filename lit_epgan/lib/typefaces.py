@@ -1,5 +1,6 @@
 """Letters and digits of fonts in a folder, drawn as small grey images: a typeface for a person's hand."""
 
+import hashlib
 import string
 from pathlib import Path
 
@@ -8,13 +9,16 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from lit_epgan.lib.cache import alone, cache_folder, load_tensors, save_tensors
 from lit_epgan.lib.errors import MissingFileError, UserError
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase  # in EMNIST's order
 SIDE, INK = 28, 24  # of an image, and of the square in it that holds the largest character
 FINER = 4  # drawn so many times as large: strokes are not moved to whole pixels
 SUFFIXES = {".ttf", ".otf", ".woff"}
+NONE = torch.empty(0, len(CHARACTERS), 1, SIDE, SIDE, dtype=torch.uint8)
 LIST = Path(__file__).parent.parent / "configs" / "typefaces.txt"  # npm packages and their licences
+RECIPE = f"upright fonts, {INK} of {SIDE} pixels, drawn {FINER} times as large"  # kept drawings of another are not read
 JUDGES = 6  # every sixth family judges samples
 
 
@@ -24,7 +28,8 @@ def read_typefaces(folder: str | Path, judges: bool = False) -> dict[str, tuple[
     A family is drawn in each of its upright fonts. The 62 characters of a font have one size, such that the highest and
     the widest fit into 24 x 24 pixels, and one baseline; each stands in the middle. Fonts without all of the characters
     (another script's, symbols') are passed over, and so is one that draws what another of its family does. Every sixth
-    family in alphabetical order is set aside to judge samples.
+    family in alphabetical order is set aside to judge samples. Drawings are kept in the user's cache folder, under a
+    digest of the fonts' files.
 
     Args:
         folder: of the families' folders, with files .ttf, .otf and .woff.
@@ -39,21 +44,63 @@ def read_typefaces(folder: str | Path, judges: bool = False) -> dict[str, tuple[
         UserError: a file is damaged.
     """
     root = Path(folder).expanduser().absolute()
-    families: dict[str, dict[bytes, Tensor]] = {}
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    for family in (own for place, own in enumerate(folders) if (place % JUDGES == 0) == judges):
-        for path in sorted(path for path in family.rglob("*") if path.suffix.lower() in SUFFIXES):
-            if _is_upright(path):
-                images = drawn(path)
-                families.setdefault(family.name, {}).setdefault(images.numpy().tobytes(), images)
-    if not families:
+    chosen = [family for place, family in enumerate(folders) if (place % JUDGES == 0) == judges]
+    fonts, counts = _fonts([sorted(_font_files(family)) for family in chosen])
+    if not len(fonts):
         raise MissingFileError(
             f"{root} holds no folder with a font of digits and Latin letters ({', '.join(sorted(SUFFIXES))}). Three "
             f"hundred openly licensed families: npm install --prefix data/typefaces $(cut -d' ' -f1 {LIST}); or say by "
             "--data.data_dir where folders of fonts are, one for each family."
         )
-    labels = torch.arange(len(CHARACTERS))
-    return {family: (torch.cat(list(fonts.values())), labels.repeat(len(fonts))) for family, fonts in families.items()}
+    labels, shares = torch.arange(len(CHARACTERS)), fonts.split(counts.tolist())
+    return {
+        family.name: (own.flatten(0, 1), labels.repeat(len(own)))
+        for family, own in zip(chosen, shares, strict=True)
+        if len(own)
+    }
+
+
+def _font_files(family: Path) -> list[Path]:
+    return [path for path in family.rglob("*") if path.suffix.lower() in SUFFIXES]
+
+
+def _fonts(families: list[list[Path]]) -> tuple[Tensor, Tensor]:
+    """The fonts of families' files (fonts, 62, 1, 28, 28), and how many each family has (families,): drawn now, or kept
+    in the cache from when the same files were drawn."""
+    content = hashlib.sha256(RECIPE.encode())
+    for files in families:
+        content.update(b"family")
+        for path in files:
+            content.update(_digest(path))
+    path = cache_folder() / f"typefaces-{content.hexdigest()[:16]}.pt"
+    with alone(path):
+        kept = load_tensors(path, ("fonts", "counts"))
+        if kept is None:
+            drawn_ = [_family(files) for files in families]
+            kept = {
+                "fonts": torch.cat([NONE, *drawn_]),
+                "counts": torch.tensor([len(own) for own in drawn_], dtype=torch.int64),
+            }
+            save_tensors(kept, path)
+    return kept["fonts"], kept["counts"]
+
+
+def _digest(path: Path) -> bytes:
+    try:
+        return hashlib.sha256(path.read_bytes()).digest()
+    except OSError as error:
+        raise _damaged(path, error) from error
+
+
+def _family(files: list[Path]) -> Tensor:
+    """Its fonts (fonts, 62, 1, 28, 28), each drawing once."""
+    fonts = {}
+    for path in files:
+        if _is_upright(path):
+            images = drawn(path)
+            fonts.setdefault(images.numpy().tobytes(), images)
+    return torch.stack(list(fonts.values())) if fonts else NONE
 
 
 def _is_upright(path: Path) -> bool:

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_epgan.lib.cache import alone, cache_folder, load_tensors, save_tensors
 from lit_epgan.lib.class_splits import split_by_class
 from lit_epgan.lib.emoji_package import read_emoji, split_by_emoji
 from lit_epgan.lib.errors import MissingFileError, UserError
 from lit_epgan.lib.randomness import isolated, seed_on_host
 from lit_epgan.lib.typefaces import read_typefaces
-from lit_epgan.metrics.cache import alone, cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.feature_extractors import FeatureExtractor
 from lit_epgan.networks.resnet import BasicBlock
 

@@ -15,9 +15,9 @@ from torch_fidelity.metric_fid import KEY_METRIC_FID, fid_statistics_to_metric
 from torch_fidelity.metric_kid import KEY_METRIC_KID_MEAN, kid_features_to_metric
 from torch_fidelity.metric_prc import KEY_METRIC_PRECISION, KEY_METRIC_RECALL, prc_features_to_metric
 
+from lit_epgan.lib.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for
-from lit_epgan.metrics.cache import cache_folder, load_tensors, save_tensors
 from lit_epgan.metrics.feature_extractors import FeatureExtractor
 
 KEPT = 10_000  # features for the scores that compare images pair by pair

@@ -86,6 +86,9 @@ class GeneratorSites(Around):
         pool_in_all: samples drawn of all sites together at most, but one of each: with more sites than pool_in_all /
             pool each has fewer, so that memory and time do not grow with their number.
         refine: share of a round's steps that refine the own site; 0 keeps the first one.
+        from_round: number of the first round, from 0, in which clients train their sites; ``inner`` alone has the
+            rounds before. In the last round a site is what ``inner`` has learnt, fine-tuned by the client; the union of
+            such sites is EFFGAN (Ekblom et al. 2022).
         inner: the algorithm that merges the parameters and adds its own prior; FedAvg by default.
 
     Raises:
@@ -107,14 +110,16 @@ class GeneratorSites(Around):
         inner: Algorithm | None = None,
         other_rows: int | None = None,
         pool_in_all: int = 40_000,
+        from_round: int = 0,
     ) -> None:
         super().__init__(inner)
+        at_least(0, self, from_round=from_round)
         at_least(1, self, own_rows=own_rows, pool=pool, other_rows=other_rows, pool_in_all=pool_in_all)
         within("[0, 1)", self, refine=refine)
         self.generator = generator
         self.own_rows, self.other_rows = own_rows, other_rows
         self.pool, self.pool_in_all = pool, pool_in_all
-        self.refine = refine
+        self.refine, self.from_round = refine, from_round
 
     def pool_of(self, sites: int) -> int:
         """Samples of each of so many sites."""
@@ -161,6 +166,8 @@ class GeneratorSites(Around):
 
     def train(self, client: Client, sent: Broadcast) -> Message:
         """Alone without a site or others; else the own site's refinement, then training on tilted batches."""
+        if client.round < self.from_round:
+            return self.inner.train(client, sent)
         tensors, before = SiteTensors(client.module, self.generator), None
         others = sorted(int(name.removeprefix(SITE)) for name in sent if name.startswith(SITE))
         if not others or "site" not in client.state:
