@@ -95,7 +95,7 @@ def _digest(path: Path) -> bytes:
 
 def _family(files: list[Path]) -> Tensor:
     """Its fonts (fonts, 62, 1, 28, 28), each drawing once."""
-    fonts = {}
+    fonts: dict[bytes, Tensor] = {}
     for path in files:
         if _is_upright(path):
             images = drawn(path)
