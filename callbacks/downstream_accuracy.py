@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset
 
-from lit_epgan.callbacks.round_evaluation import RoundEvaluation
+from lit_epgan.callbacks.round_evaluation import RoundEvaluation, prefixed
 from lit_epgan.lib.bounds import at_least
 from lit_epgan.lib.errors import UserError
 from lit_epgan.lib.randomness import generator_for, isolated
@@ -22,7 +22,8 @@ class DownstreamAccuracy(RoundEvaluation):
     module's labelled samples alone, and ``downstream_real_NAME``, that of one which has seen the clients' own images.
 
     Both are trained in the same way, on as many images, and tested on the data module's test images. NAME is the
-    classifier's. For experiments: the clients' images must be in this process.
+    classifier's. Further labelled sample sets are logged with their name before it, as in ``union/downstream_digits``.
+    For experiments: the clients' images must be in this process.
 
     Args:
         classifier: whose layers and recipe: ``digits``, ``fashion``, ``emoji`` or ``typefaces``.
@@ -64,19 +65,22 @@ class DownstreamAccuracy(RoundEvaluation):
             )
 
     def evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Train both classifiers and test them; the one of the clients' own images once."""
+        """Train the classifiers and test them; that of the clients' own images once."""
         self._check_samples(pl_module)
         test, own = self._records(trainer, "test"), self._records(trainer, "train")
         n = min(self.images or len(own[1]), len(own[1]))
         if self._of_real is None:
             rows = torch.randperm(len(own[1]), generator=generator_for("downstream accuracy", "real"))[:n]
             self._of_real = self._accuracy((own[0][rows], own[1][rows]), test)
-        samples, labels = pl_module.sample_labelled(n, generator_for("downstream accuracy"))  # type: ignore[operator]
-        found = {
-            self.name: self._accuracy((samples.cpu().float(), labels.cpu()), test),
-            f"real_{self.name}": self._of_real,
-        }
-        pl_module.log_dict({f"downstream_{name}": value for name, value in found.items()}, sync_dist=True)
+        sets = {"": pl_module.sample_labelled(n, generator_for("downstream accuracy"))}  # type: ignore[operator]
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "extra_labelled_samples"):
+                sets |= callback.extra_labelled_samples(n)
+        found = {f"downstream_real_{self.name}": self._of_real}
+        for name, (samples, labels) in sets.items():
+            accuracy = self._accuracy((samples.cpu().float(), labels.cpu()), test)
+            found[prefixed(name, f"downstream_{self.name}")] = accuracy
+        pl_module.log_dict(found, sync_dist=True)
 
     def _images(self, trainer: Trainer, split: str) -> ConcatDataset:
         """All clients' images of a split. UserError: there are none, or none with labels."""

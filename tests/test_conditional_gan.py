@@ -5,13 +5,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import Callback
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 from torch.utils.data import TensorDataset
 
 from lit_epgan.callbacks import FederationCallback
 from lit_epgan.datamodules import FederatedDataModule
-from lit_epgan.federated import DistilledSites, EmbeddingSites, FedAvg, FedAvgGAN, GeneratorSites
+from lit_epgan.federated import DistilledSites, EmbeddingSites, FedAvg, FedAvgGAN, FedAvgM, GeneratorSites
 from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import CVAE
 from lit_epgan.modules.conditional import ConditionalGAN, divergence
@@ -161,6 +162,24 @@ def test_the_union_has_each_sites_own_label():
     federations.fit(module, federation(local_steps=5), rounds=2, algorithm=sites, callbacks=[draw])
     for union in draw.found:
         assert union.round().flatten().long().bincount().tolist() == [10, 20, 30]
+
+
+@pytest.mark.parametrize("around", [lambda sites: sites, lambda sites: FedAvgM(inner=sites)], ids=["alone", "inside"])
+def test_the_labels_of_the_unions_samples_are_known(around):
+    labelled = []
+
+    class Look(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            callback = next(c for c in trainer.callbacks if isinstance(c, FederationCallback))
+            labelled.append((callback.extra_labelled_samples(60), callback.extra_samples(60)))
+
+    module = ConditionalGAN(Told(), networks()[1], labels=LABELS, lr=1e-6).double()
+    algorithm = around(GeneratorSites(own_rows=3, pool=40))
+    federations.fit(module, federation(local_steps=5), rounds=2, algorithm=algorithm, callbacks=[Look()])
+    for sets, plain in labelled:
+        x, y = sets["union"]
+        assert torch.equal(x, plain["union"])
+        assert torch.equal(x.round().flatten().long(), y)
 
 
 def test_distilled_sites_train_the_server_by_label():

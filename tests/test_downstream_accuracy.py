@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from lit_epgan.callbacks import DownstreamAccuracy, FederationCallback
 from lit_epgan.datamodules import FederatedDataModule, ImageDataModule
@@ -37,10 +38,15 @@ def own_images(data):
     return rows[0][order], rows[1][order]
 
 
-def scores(data, given, **options):
+def given_model(given):
     generator = MLPGenerator(data_shape=[1, 8, 8], latent_dim=12, hidden=[4])
     model = Given(generator, MLPDiscriminator(data_shape=[1, 8, 8], hidden=[4], heads=10), labels=10)
     model.given = given
+    return model
+
+
+def scores(data, given, **options):
+    model = given_model(given)
     trainer = plain_trainer(max_epochs=1, callbacks=[FederationCallback(), DownstreamAccuracy(**options)])
     trainer.fit(model, data)
     found = trainer.callback_metrics
@@ -56,6 +62,28 @@ def test_real_images_as_samples_are_worth_the_same_and_those_with_wrong_labels_n
     _, of_shifted, again = scores(data, (images, (labels + 1) % 10))
     assert of_shifted < 0.1
     assert again == of_real
+
+
+class Offers(Callback):
+    """Labelled samples beside the module's, as the federation of generator sites does."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def extra_labelled_samples(self, n):
+        return {"union": (self.given[0][:n], self.given[1][:n])}
+
+
+def test_further_labelled_sets_are_judged_beside(data, monkeypatch):
+    monkeypatch.setattr(DigitsClassifier, "epochs", 4)
+    images, labels = own_images(data)
+    trainer = plain_trainer(
+        max_epochs=1, callbacks=[FederationCallback(), Offers((images, labels)), DownstreamAccuracy()]
+    )
+    trainer.fit(given_model((images, (labels + 1) % 10)), data)
+    found = trainer.callback_metrics
+    assert found["union/downstream_digits"] == found["downstream_real_digits"] > 0.8
+    assert found["downstream_digits"] < 0.1
 
 
 def test_so_many_images_as_are_asked_for_train_either(data, monkeypatch):

@@ -213,6 +213,10 @@ class Algorithm:
         """Further sample sets worth evaluating beside the server's model, by name: n of each from ``start`` on."""
         return {}
 
+    def labelled_samples(self, server: Server, n: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """The first n of those of ``samples`` whose labels are known, and their labels (n,), by name."""
+        return {}
+
     def guarantee(self) -> str | None:
         """What the algorithm itself guarantees for what leaves a client, in a sentence; None if nothing."""
         return None
@@ -256,10 +260,8 @@ def _passed_on(name: str) -> Callable[..., Any]:
     return method
 
 
-PASSED_ON = (
-    "selects build network_optimizer leave sampler trains exchanges start begin end train round samples guarantee"
-)
-for _name in PASSED_ON.split():
+PASSED_ON = "selects build network_optimizer leave sampler trains exchanges start begin end train round guarantee"
+for _name in (*PASSED_ON.split(), "samples", "labelled_samples"):
     setattr(Around, _name, _passed_on(_name))
 
 

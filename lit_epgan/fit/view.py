@@ -106,3 +106,8 @@ class FederationView(Callback):
     def extra_samples(self, n: int, start: int = 0) -> dict[str, Tensor]:
         """The algorithm's further sample sets, such as the union of sites: n of each, from position ``start`` on."""
         return self.algorithm.samples(self.server, n, start) if self._federation is not None else {}
+
+    @torch.no_grad()
+    def extra_labelled_samples(self, n: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """The first n of those of ``extra_samples`` whose labels are known, and the labels (n,)."""
+        return self.algorithm.labelled_samples(self.server, n) if self._federation is not None else {}

@@ -215,19 +215,29 @@ class GeneratorSites(Around):
 
     def samples(self, server: Server, n: int, start: int = 0) -> dict[str, Tensor]:
         """``union``: the sites' own samples, in proportion to the clients' records."""
-        sites, further = known_sites(server), super().samples(server, n, start)
+        return super().samples(server, n, start) | {name: x for name, (x, _) in self._union(server, n, start).items()}
+
+    def labelled_samples(self, server: Server, n: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """``union``, of a module with ``sample_labelled``."""
+        own = {name: (x, y) for name, (x, y) in self._union(server, n, 0).items() if y is not None}
+        return super().labelled_samples(server, n) | own
+
+    def _union(self, server: Server, n: int, start: int) -> dict[str, Samples]:
+        """Nothing as long as there is no site."""
+        sites = known_sites(server)
         if not sites:
-            return further
+            return {}
         records = torch.cat([server.state[f"{RECORDS}{k}"] for k in sites])
         counts = _apportion(records / records.sum(), n)
         words: list[str | int] = ["union", start] if start else ["union"]
         tensors = SiteTensors(server.module, self.generator)
-        drawn_ = [
-            tensors.draw(server.state[f"{SITE}{k}"], c, server.seed, server.round, k, *words)[0]
+        parts = [
+            tensors.draw(server.state[f"{SITE}{k}"], c, server.seed, server.round, k, *words)
             for k, c in zip(sites, counts, strict=True)
             if c
         ]
-        return further | {"union": torch.cat(drawn_)}
+        labels = [y for _, y in parts if y is not None]
+        return {"union": (torch.cat([x for x, _ in parts]), torch.cat(labels) if labels else None)}
 
 
 def known_sites(server: Server) -> list[int]:
