@@ -75,7 +75,7 @@ class SaveRunConfig(SaveConfigCallback):
 
 
 class CheckedOnce(LightningArgumentParser):
-    """Writes out a configuration without checking it again: it was checked when it was read, and that takes half of it."""
+    """Writes a configuration out without checking it again: it was when it was read, and it is half of the work."""
 
     def dump(self, namespace: Namespace, *options: Any, skip_validation: bool = True, **named: Any) -> str:
         """As jsonargparse's, which by default checks first."""
