@@ -67,7 +67,14 @@ NARROW = {
     **{path.name: NARROW_RESNET for path in CONFIGS if path.name.startswith(("cifar100", "fashion_", "tiny_imagenet"))},
     "fashion.yaml": NARROW_DCGAN,
     "fashion_conditional.yaml": NARROW_CONDITIONAL,
-    "typefaces.yaml": [*NARROW_CONDITIONAL, "--data.clients_per_round", "2"],
+    "typefaces.yaml": [
+        "--model.generator.hidden",
+        "[8]",
+        "--model.discriminator.hidden",
+        "[8]",
+        "--data.clients_per_round",
+        "2",
+    ],
     **dict.fromkeys(("emoji.yaml", "emoji_generator_sites.yaml"), NARROW_CONDITIONAL),
     "digits_fedcvae.yaml": ON_SERVER,
     "emoji_fedcvae.yaml": [
