@@ -46,7 +46,7 @@ def read_typefaces(folder: str | Path, judges: bool = False) -> dict[str, tuple[
     root = Path(folder).expanduser().absolute()
     folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
     chosen = [family for place, family in enumerate(folders) if (place % JUDGES == 0) == judges]
-    fonts, counts = _fonts([sorted(_font_files(family)) for family in chosen])
+    fonts, counts = _fonts([_font_files(family) for family in chosen])
     if not len(fonts):
         raise MissingFileError(
             f"{root} holds no folder with a font of digits and Latin letters ({', '.join(sorted(SUFFIXES))}). Three "
@@ -62,7 +62,7 @@ def read_typefaces(folder: str | Path, judges: bool = False) -> dict[str, tuple[
 
 
 def _font_files(family: Path) -> list[Path]:
-    return [path for path in family.rglob("*") if path.suffix.lower() in SUFFIXES]
+    return sorted(path for path in family.rglob("*") if path.suffix.lower() in SUFFIXES)
 
 
 def _fonts(families: list[list[Path]]) -> tuple[Tensor, Tensor]:
