@@ -35,6 +35,7 @@ class RoundEvaluation(Callback):
             self._look(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()  # it knows of no batches before it first validates
         if not sum(trainer.num_val_batches) and self._due(trainer):
             self._look(trainer, pl_module)
 

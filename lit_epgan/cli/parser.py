@@ -68,9 +68,9 @@ def read_null() -> None:
 def parse_error(error: Exception, args: list[str], parser: ArgumentParser) -> str:
     """One sentence for what jsonargparse says of the command line or a config, with the nearest of the known keys."""
     text = str(error)
-    unknown = re.search(r"does not accept option '([^']+)'|[Uu]nrecognized arguments: (\S+)", text)
+    unknown = re.search(r"(?:Group '(.+)' does not accept option|^Option|[Uu]nrecognized arguments:) '?([^\s'=]+)", text)
     if unknown:
-        key = (unknown[1] or unknown[2]).lstrip("-").split("=")[0]
+        key = ".".join(filter(None, [unknown[1], unknown[2].lstrip("-")]))
         keys = [action.dest for action in parser._actions if "help" not in action.dest]
         near = _nearest(key, keys + _keys_of_classes(args))
         hint = f"did you mean {near}?" if near else "`fit --help` lists the keys."
