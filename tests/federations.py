@@ -59,7 +59,7 @@ def assert_resumes(
     data: Callable[[], FederatedDataModule],
     algorithm: Callable[[], Any],
     folder: Path,
-    rounds: int = 4,
+    rounds: int = 3,
     cut: int = 2,
     **options: Any,
 ) -> None:

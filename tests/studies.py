@@ -4,6 +4,7 @@ import io
 import sys
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from lit_epgan.cli.study_plan import Study, read_studies
@@ -87,6 +88,11 @@ def calls(run: Run) -> list[str]:
 def run_quietly(runs: list[Run], command: Command, workers: int = 3) -> list[Run]:
     display = Display(Console(file=io.StringIO(), force_terminal=False))
     return run_all(runs, workers, display, command, poll_seconds=0.01)
+
+
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without pictures, which take most of their time."""
+    monkeypatch.setattr("lit_epgan.cli.report.illustrate", lambda *_: {"samples": [], "curves": [], "partition": []})
 
 
 def tabulated(plan: Path, folder: Path) -> tuple[Study, list[Run], dict[str, Row]]:

@@ -105,7 +105,7 @@ def rounds_to(target: float, rounds: int = 5, **options) -> float:
     return float(trainer.callback_metrics["rounds_to_target"])
 
 
-@pytest.mark.parametrize(("target", "rounds"), [(0.1, 1), (0.7, 2), (0.9, 3), (0.97, 5), (1.0, 6)])
+@pytest.mark.parametrize(("target", "rounds"), [(0.1, 1), (0.97, 5), (1.0, 6)])
 def test_the_first_round_that_is_good_enough_or_one_more_than_all(target, rounds):
     assert rounds_to(target) == rounds
 
@@ -115,7 +115,7 @@ def test_rounds_before_the_first_that_is_validated_are_not_looked_at():
 
 
 def test_a_metric_that_is_not_logged_is_named_and_a_resumed_run_remembers(tmp_path):
-    rounds_to(0.9, 3, folder=tmp_path, callbacks=[RoundCheckpoint()])
+    assert rounds_to(0.9, 3, folder=tmp_path, callbacks=[RoundCheckpoint()]) == 3
     last = tmp_path / "checkpoints" / "last.ckpt"
     assert rounds_to(0.9, 4, folder=tmp_path, callbacks=[RoundCheckpoint()], ckpt_path=last) == 3
     with pytest.raises(UserError, match="'precision', which Classifier does not log in validation: it logs accuracy"):
@@ -135,8 +135,6 @@ def classifier(classifier_cache):
 
 def test_digits_split_is_the_data_modules():
     """Metrics may not import data modules: the two readings of one rule must agree, row by row."""
-    from lit_epgan.datamodules.images import ImageDataModule
-
     data = image_classifiers.digits_split()
     datamodule = ImageDataModule("digits", partition="iid", clients=1)
     datamodule.setup()
@@ -237,10 +235,10 @@ def test_without_a_lock_each_process_trains_its_own(tmp_path, monkeypatch):
     assert trained == [1]
 
 
-def test_classifier_is_cached_and_disturbs_no_stream(classifier, tmp_path, monkeypatch):
+def test_classifier_is_cached_and_disturbs_no_stream(tmp_path, monkeypatch):
     """A second classifier comes from the file; a torn file is set aside and made anew, to the same bits."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(image_classifiers.DigitsClassifier, "epochs", 4)
+    monkeypatch.setattr(image_classifiers.DigitsClassifier, "epochs", 1)
     monkeypatch.setattr(image_classifiers.DigitsClassifier, "least_accuracy", -1)
     streams = torch.get_rng_state(), np.random.get_state()[1].copy()
     with torch.inference_mode():

@@ -11,7 +11,8 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.metrics import roc_auc_score
 from torch.utils.data import TensorDataset
 
-from lit_epgan.cli.compare import WHOLE, advice, auroc, bagged_trees, by_client, data_of, score_for
+from lit_epgan.cli import compare
+from lit_epgan.cli.compare import WHOLE, advice, auroc, bagged_trees, by_client, by_seed, data_of, score_for
 from lit_epgan.cli.main import main
 from lit_epgan.datamodules import FederatedDataModule
 
@@ -49,6 +50,17 @@ def test_a_row_for_each_client_and_method_whose_interval_covers_it_and_undefined
     assert "these data do not tell" in advice(*same, score_for(records["alone"][0]))
 
 
+def test_a_score_is_the_mean_over_seeds_each_of_which_has_a_row():
+    records = {"fedavg": [ranked(0.7), ranked(1.0)]}
+    score = score_for(ranked(1.0))
+    own = by_seed(records, score, [3, 5])
+    assert own["seed"].tolist() == [3, 5]
+    assert own["AUROC"].tolist() == [
+        score.of(t["target"].to_numpy(), t[["class_0", "class_1"]].to_numpy()) for t in records["fedavg"]
+    ]
+    assert by_client(records, score)[0]["AUROC"].tolist() == pytest.approx([own["AUROC"].mean()] * 2)
+
+
 def test_the_score_follows_what_is_answered():
     of_three = pd.DataFrame(
         {"client": "a", "target": [0, 2], "class_0": [0.8, 0.1], "class_1": 0.1, "class_2": [0.1, 0.8]}
@@ -83,27 +95,29 @@ def test_forests_are_averaged_by_records_and_a_class_that_one_lacks_counts_zero(
 @pytest.mark.slow
 def test_one_command_compares_methods_by_client_and_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(compare, "TREES", 20)
+    monkeypatch.setattr(compare, "RESAMPLES", 50)
     (tmp_path / "h").mkdir()
     for k, name in enumerate(("north", "south")):
         x = np.random.default_rng(k).normal(size=(80, 2))
         table = pd.DataFrame(x, columns=["age", "dose"]).assign(ill=(x.sum(1) > 0).astype(int))
         table.to_csv(tmp_path / "h" / f"{name}.csv", index=False)
     words = ["compare", "--config", "table_classifier.yaml", "--data.path", "h", "--data.label", "ill"]
-    words += ["--data.kinds", "{age: number}"]
-    words += ["--trainer.max_epochs=2", "--noise.data.batch_size=8", "--seeds", "0", "1", "--data.split_seed", "null"]
+    words += ["--data.kinds", "{age: number}", "--trainer.callbacks", "lit_epgan.callbacks.RoundCheckpoint"]
+    words += ["--trainer.max_epochs=2", "--noise.data.batch_size=8", "--seeds", "1", "--data.split_seed", "null"]
     assert main(words) == 0
     folder = tmp_path / "runs" / "compare" / "table_classifier"
     rows = pd.read_csv(folder / "compare.csv")
     assert set(rows["method"]) == {"alone", "pooled", "fedavg", "fedyogi", "noise", "trees"}
     assert set(rows["client"]) == {"north", "south", WHOLE}
     assert rows["AUROC"].between(0.5, 1).all()
-    assert "batch_size: 8" in (folder / "runs" / "noise" / "seed-0" / "config.yaml").read_text()
-    assert "batch_size: 32" in (folder / "runs" / "fedavg" / "seed-0" / "config.yaml").read_text()
+    assert "batch_size: 8" in (folder / "runs" / "noise" / "seed-1" / "config.yaml").read_text()
+    assert "batch_size: 32" in (folder / "runs" / "fedavg" / "seed-1" / "config.yaml").read_text()
     assert data_of(folder / "runs" / "fedavg" / "seed-1").seed == 1  # trees are grown on that seed's split
     seeds = pd.read_csv(folder / "seeds.csv")
-    means = seeds.groupby(["method", "client"])["AUROC"].mean()
-    assert len(seeds) == 6 * 2 * 2
-    assert rows.set_index(["method", "client"])["AUROC"][means.index].to_numpy() == pytest.approx(means.to_numpy())
+    assert (len(seeds), set(seeds["seed"])) == (6 * 2, {1})
+    found = seeds.set_index(["method", "client"])["AUROC"]
+    assert rows.set_index(["method", "client"])["AUROC"][found.index].to_numpy() == pytest.approx(found.to_numpy())
     page = (folder / "index.html").read_text()
     assert "in the mean over clients, each alone" in page
     assert "--data.kinds '{age: number}'" in html.unescape(page)  # can be copied into a shell
@@ -111,6 +125,6 @@ def test_one_command_compares_methods_by_client_and_goes_on_where_it_was(tmp_pat
     assert (folder / "compare.png").is_file()
     capsys.readouterr()
     assert main(words) == 0
-    assert "10 runs, 10 of them finished before." in capsys.readouterr().out
+    assert "5 runs, 5 of them finished before." in capsys.readouterr().out
     assert main(["compare", "--data.path", "h"]) == 2
     assert main([*words, "stray"]) == 2

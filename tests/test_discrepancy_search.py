@@ -149,7 +149,7 @@ class Counted(DiscrepancySearch):
 @pytest.mark.parametrize("most_records", [3000, 100], ids=["to the end", "with a refinement"])
 def test_questions_keep_to_what_an_accountant_is_told_and_end_with_the_search(most_records):
     algorithm, alike = Counted(most_records=most_records, **FAST), [x - x.mean() for x in records()]
-    plain = federated(Posterior(GaussianMixture(1, 1, mean_precision=0.1), particles=100), data(alike), algorithm)
+    plain = federated(Posterior(GaussianMixture(1, 1, mean_precision=0.1), particles=40), data(alike), algorithm)
     number = 0
     while number == 0 or stage_of(plain).kind != FOUND:
         plain.round(number)
@@ -334,7 +334,7 @@ def test_records_are_added_to_those_that_there_are_until_it_is_exact(monkeypatch
 def asked() -> tuple[Inference, Particles, Target, Tensor]:
     """Particles from the prior under a metric that is worth 30 records."""
     x = torch.cat(records())
-    inference = Inference.of(MIXTURE, 0, particles=60, frequencies=6, surplus=100.0)
+    inference = Inference.of(MIXTURE, 0, particles=30, frequencies=6, surplus=100.0)
     generator, mean = generator_for("surplus"), mean_embedding(inference.phi, x)
     at = answered(inference.search.start(generator), mean, float(len(x)))
     covariance = inference.search.statistics.covariance(at.theta, generator)

@@ -89,7 +89,7 @@ def told(folder, records, module, capsys, caplog, sampler, **parts):
         options = {"logger": CSVLogger(folder), "log_every_n_steps": 1, "num_sanity_val_steps": 2}
         options |= {"enable_checkpointing": True, "enable_progress_bar": True}
         callbacks = [FederationCallback(sampler=sampler, **parts), *callbacks]
-        trainer = plain_trainer(max_epochs=3, default_root_dir=folder, callbacks=callbacks, **options)
+        trainer = plain_trainer(max_epochs=2, default_root_dir=folder, callbacks=callbacks, **options)
         trainer.fit(module, datamodule=data(records, local_epochs=1))
     printed = capsys.readouterr()
     lines = [printed.out, printed.err, *(r.getMessage() for r in caplog.records), *(str(w.message) for w in warned)]

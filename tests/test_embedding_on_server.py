@@ -11,13 +11,13 @@ from lit_epgan.lib.errors import UserError
 from tests.federations import assert_resumes, federation, fit
 from tests.modules import Regression
 from tests.refusals import assert_refused
-from tests.test_embedding_sites import FAST, Cloud, data, exact, records
+from tests.test_embedding_sites import FAST, ROUGH, Cloud, data, exact, records
 from tests.test_generator_sites import Draw
 
 
 class Totals(EmbeddingOnServer):
     def __init__(self, **options) -> None:
-        super().__init__(**(FAST | options))
+        super().__init__(**(ROUGH | options))
         self.totals: list[dict[str, Tensor]] = []
         self.parameters: list[Tensor] = []
 
@@ -49,22 +49,22 @@ def test_nothing_but_the_release_reaches_the_server():
 
 
 def test_buffers_do_not_leave_a_client_and_the_server_trains_on_points_alone():
-    module, draw = Cloud(), Draw(60, "herded")
-    algorithm = EmbeddingOnServer(server_steps=7, batch_size=9, **FAST)
+    module, draw = Cloud(), Draw(12, "herded")
+    algorithm = EmbeddingOnServer(server_steps=7, batch_size=9, **ROUGH)
     fit(module, data(), rounds=4, algorithm=algorithm, callbacks=[draw])
     on_server = [s for s in module.seen if s.round > 0 and s.client == "" and s.weight is None and len(s.x) == 9]
     assert len(on_server) == 3 * 7
     points = {tuple(p) for p in draw.found[0].tolist()}
     assert all(tuple(row) in points for seen in on_server for row in seen.x.tolist())
     module = Cloud()
-    fit(module, data(), rounds=3, algorithm=EmbeddingOnServer(server_steps=5, batch_size=9, **FAST))
+    fit(module, data(), rounds=3, algorithm=EmbeddingOnServer(server_steps=5, batch_size=9, **ROUGH))
     assert float(module.rows_seen) == 2 * 5 * 9  # the server's own
 
 
 def test_a_matched_generator_has_the_datas_mean_and_scale():
     """Of one cloud: the generator's own form can match it, so the optimum is known."""
     module = Cloud()
-    options = FAST | {"bandwidths": (0.2, 0.5)}
+    options = FAST | {"frequencies": 128, "bandwidths": (0.2, 0.5)}
     fit(module, data((400,)), rounds=4, algorithm=MatchedEmbedding(server_steps=80, lr=0.1, average=0.9, **options))
     assert module.generator.mean.tolist() == pytest.approx(records((400,))[0].mean(0).tolist(), abs=0.06)
     assert module.generator.scale.abs().tolist() == pytest.approx([0.3, 0.3], abs=0.08)
@@ -97,9 +97,9 @@ def test_a_generator_is_matched_to_moments_without_random_features():
 @pytest.mark.parametrize(
     "algorithm",
     [
-        lambda: EmbeddingSites(noise_multiplier=0.1, noise_seed=0, **FAST),
-        lambda: EmbeddingOnServer(server_steps=5, noise_multiplier=0.1, noise_seed=0, **FAST),
-        lambda: MatchedEmbedding(server_steps=5, **FAST),
+        lambda: EmbeddingSites(noise_multiplier=0.1, noise_seed=0, **ROUGH),
+        lambda: EmbeddingOnServer(server_steps=5, noise_multiplier=0.1, noise_seed=0, **ROUGH),
+        lambda: MatchedEmbedding(server_steps=5, **ROUGH),
     ],
     ids=["sites", "on server", "matched"],
 )

@@ -162,7 +162,6 @@ def test_what_is_promised_or_missing_is_refused() -> None:
 
 def test_the_command_says_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["federate", *WORDS, "--trainer.default_root_dir", str(tmp_path)]
-    assert main([*small, "--evaluate", "last"]) == 2
     assert main([*small, "--evaluate", "no.ckpt"]) == 2
     assert main([*small, "--evaluate", "no.ckpt", "--ckpt_path", "last"]) == 2
     assert main(["evaluate", *WORDS]) == 2

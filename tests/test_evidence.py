@@ -254,17 +254,17 @@ def of_its_own(algorithm: Algorithm) -> list[float]:
 SMALL = {
     "complexity.py": [],
     "frozen_backbone.py": ["--frozen", "1", "--rounds", "2", "--repeats", "1"],
-    "local_step.py": ["--steps", "20", "--repeats", "1"],
+    "local_step.py": ["--steps", "10", "--repeats", "1"],
     "simulations.py": [
         *("--models", "MLP 3k", "--clients", "10", "--rounds", "2", "--repeats", "1"),
         *("--simulators", "plain driver", "plain driver, vectorized"),
     ],
     "start_up.py": ["--commands", "2", "--repeats", "1"],
-    "scale.py": ["--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "4"],
+    "scale.py": ["--clients", "20", "--cohort", "4", "--width", "10", "--rounds", "3"],
     "institution_costs.py": ["--small", "--reports", "2", "--algorithms", "tied EP"],
     "half_messages.py": ["--seeds", "1", "--rounds", "1", "--algorithms", "FedAvg"],
-    "many_clients.py": ["--clients", "10", "--rounds", "4"],
-    "speech.py": ["--minutes", "0.5", "--words", "8", "--hidden", "8", "--steps", "2"],
+    "many_clients.py": ["--clients", "10", "--rounds", "3"],
+    "speech.py": ["--minutes", "0.2", "--words", "8", "--hidden", "8", "--steps", "2"],
     "killed_institutions.py": ["--rounds", "5", "--institutions", "3", "--steps", "2"],
     "private_peers.py": ["--seeds", "2"],
     "kills.py": ["--kills", "1", "--two-ranks", "0", "--rounds", "2", "--configurations", "1"],
@@ -273,22 +273,15 @@ SMALL = {
         *("--device", "cpu", "--models", "MLP 3k", "--clients", "100", "--rounds", "2", "--repeats", "1")
     ],
     "gpu.py": [
-        "--width",
-        "8",
-        "--batch",
-        "4",
-        "--generators",
-        "2",
-        "--steps",
-        "2",
-        "--clients",
-        "2",
-        "--accelerator",
-        "cpu",
+        *("--width", "4", "--batch", "2", "--generators", "2", "--heads", "1", "--steps", "2", "--clients", "1"),
+        *("--accelerator", "cpu"),
     ],
-    "ep_step.py": ["--width", "8", "--batch", "16", "--steps", "4", "--repeats", "1", "--generators", "2"],
+    "ep_step.py": [
+        *("--width", "4", "--batch", "2", "--steps", "4", "--repeats", "1", "--generators", "1", "--heads", "1"),
+        *("--objective", "lsgan"),
+    ],
 }
-SHORT = {"private_task": {"EPOCHS": 1, "ROUNDS": 2, "WRITERS": 68, "COHORT": 34}}  # what no option says
+SHORT = {"private_task": {"EPOCHS": 1, "RECORDS": 256, "ROUNDS": 2, "WRITERS": 8, "COHORT": 4}}  # what no option says
 
 
 def test_every_script_is_tried_and_time_counted_once(monkeypatch):

@@ -207,8 +207,10 @@ def assert_samples_of(mean, covariance, expected):
     assert bool(((covariance - expected).abs() < 5 * errors).all())
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.25, 9.0])
-@pytest.mark.parametrize(("lr", "friction"), [(0.02, 0.2), (0.3, 0.4), (0.1, 1.0)])
+@pytest.mark.parametrize(
+    ("lr", "friction", "temperature"),
+    [(0.02, 0.2, 1.0), (0.3, 0.4, 1.0), (0.1, 1.0, 1.0), (0.3, 0.4, 0.25), (0.1, 1.0, 9.0)],
+)
 def test_samples_have_the_targets_mean_and_the_known_covariance(lr, friction, temperature):
     """T [A - lr A^2 / (2 (2 - alpha))]^-1: the target's covariance times T, but for the step size's known error."""
     mean, covariance = sample(steps=120, lr=lr, friction=friction, temperature=temperature)

@@ -70,13 +70,13 @@ class Slow(Quadratic):
         return torch.optim.SGD(self.parameters(), lr=0.02)
 
 
-def diagonal_miss(algorithm):
+def diagonal_miss(algorithm, rounds=6):
     """Single records at +-3/h^1/2 around the centre, so that squared gradients are proportional to the curvature."""
     data = quadratics.clients(noise=3.0, records=(40, 40), batch_size=1, local_steps=400)
-    return float((federated(Slow(), data, algorithm).run(8) - quadratics.optimum((40, 40))).abs().max())
+    return float((federated(Slow(), data, algorithm).run(rounds) - quadratics.optimum((40, 40))).abs().max())
 
 
 def test_fedla_and_ep_with_laplace_sites_are_near_the_optimum_that_fedavg_misses():
-    assert diagonal_miss(FedAvg()) > 1.1
+    assert diagonal_miss(FedAvg(), 8) > 1.1
     assert diagonal_miss(FedLA(1.0)) < 0.05
     assert diagonal_miss(ExpectationPropagation(0.0)) < 0.12

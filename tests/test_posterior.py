@@ -18,6 +18,7 @@ from lit_epgan.callbacks.posterior_predictive import risk_by_coverage, scored
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import NormClipping, PlainFederation
 from lit_epgan.federated import FedAvg, FedProx, LaplacePosterior
+from lit_epgan.federated.bayesian import laplace
 from lit_epgan.federated.bayesian.laplace import PRIORS, SCALES, STATE
 from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import Classifier, Regression
@@ -171,6 +172,12 @@ def test_scores_and_risk_by_hand() -> None:
     assert risk_by_coverage(p, labels).tolist() == pytest.approx([0, 0, 1 / 3])  # the surest first
 
 
+def few_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings to choose from, a fifth as many."""
+    monkeypatch.setattr(laplace, "PRIORS", PRIORS[::3])
+    monkeypatch.setattr(laplace, "SCALES", SCALES[::3])
+
+
 class Deals:
     """Records of three classes, dealt to clients of different sizes; or all to one."""
 
@@ -201,8 +208,9 @@ class Deals:
 
 
 @pytest.mark.parametrize("structure", ["last_layer", "diagonal", "kronecker", "full"])
-def test_the_federations_posterior_is_the_pooled_one(structure: Any) -> None:
+def test_the_federations_posterior_is_the_pooled_one(structure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums over clients: curvature, evidence, and the settings that held-out records choose."""
+    few_settings(monkeypatch)
     states = []
     for sizes in ((5, 16, 3), (24,)):
         federation = Deals(sizes).federation(structure=structure)
@@ -248,8 +256,9 @@ def test_without_held_out_records_the_evidence_chooses() -> None:
     assert float(state[STATE + "scale"]) == float(state[STATE + "plain_scale"]) == 1
 
 
-def test_the_rounds_before_are_the_inner_algorithms() -> None:
+def test_the_rounds_before_are_the_inner_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a rate above 0: the same model as the algorithm alone, and the last round leaves it alone."""
+    few_settings(monkeypatch)
     ends = []
     for around in (True, False):
         federation = Deals((5, 16, 3)).federation(rounds=2, inner=FedProx(0.1))
@@ -271,8 +280,11 @@ def data(likelihood: str) -> FederatedDataModule:
 
 
 @pytest.mark.parametrize("likelihood", ["classification", "regression"])
-def test_scores_are_logged_by_client_and_predictions_say_how_sure_they_are(likelihood: Any, tmp_path: Path) -> None:
+def test_scores_are_logged_by_client_and_predictions_say_how_sure_they_are(
+    likelihood: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fit, its checkpoint's test, and its predict: the scores by hand, the table's columns."""
+    few_settings(monkeypatch)
     kind, width = (Classifier, CLASSES) if likelihood == "classification" else (Regression, 1)
     module = kind(nn.Linear(WIDTH, 5), nn.Linear(5, width), lambda p: torch.optim.SGD(p, lr=0.1))
     algorithm = LaplacePosterior(2, likelihood=likelihood)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lit_epgan.bayes.posterior import GaussianPosterior, predict
-from lit_epgan.callbacks import PosteriorPredictive
+from lit_epgan.callbacks import PosteriorPredictive, posterior_predictive
 from lit_epgan.datamodules import FederatedDataModule
 from lit_epgan.engine import PlainFederation
 from lit_epgan.federated import FedAvg, LaplacePosterior
@@ -20,9 +20,15 @@ from lit_epgan.federated.bayesian.laplace import COLDNESS, OWN_PRECISIONS, SCALE
 from lit_epgan.lib.errors import UserError
 from lit_epgan.modules import Classifier, Regression
 from tests.federations import fit
-from tests.test_posterior import CLASSES, WIDTH, Deals, data, records
+from tests.test_posterior import CLASSES, WIDTH, Deals, data, few_settings, records
 
 SIZES = (9, 4, 17)
+
+
+@pytest.fixture(autouse=True)
+def few_and_undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_settings(monkeypatch)
+    monkeypatch.setattr(posterior_predictive, "draw", lambda *_: torch.zeros(8, 8, 3, dtype=torch.uint8).numpy())
 
 
 def linear(theta: Tensor, parts: list[tuple[Tensor, Tensor]], held: list[tuple[Tensor, Tensor]]) -> PlainFederation:

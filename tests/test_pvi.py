@@ -50,7 +50,7 @@ def trained(data, rounds, steps, lr=0.05, **options):
 @pytest.mark.parametrize(("temperature", "penalty"), [(1.0, None), (0.5, 1.0), (1.0, 0.5)])
 def test_of_a_linear_model_it_is_the_best_diagonal_gaussian_of_all_records_pooled(data, temperature, penalty):
     """q* has the exact posterior's mean, and the diagonal of its precision: Bishop 2006, section 10.1.2."""
-    server = trained(data, 12, 100, damping=0.5, temperature=temperature, penalty=penalty)
+    server = trained(data, 8, 60, lr=0.1, damping=0.5, temperature=temperature, penalty=penalty)
     x, y = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
     precision = x.T @ x / temperature + PRIOR * torch.eye(3)
     q = factor_of(server.state)

@@ -50,7 +50,7 @@ def data(**options):
     return FederatedDataModule.from_datasets(sets, batch_size=10, val_dataset=sets[0], **options)
 
 
-def fit(folder, module, rounds=3, trainer=None, **options):
+def fit(folder, module, rounds=2, trainer=None, **options):
     resumed = options.pop("ckpt_path", None)
     clients = options.pop("data", {})
     own = clients if callable(clients) else lambda: data(**clients)

@@ -23,15 +23,15 @@ NEAR = 3  # frames
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """Twelve minutes of training in a quiet room, accents and voices mixed alike in all sessions."""
+    """Eight minutes of training in a quiet room, accents and voices mixed alike in all sessions."""
     sessions = {"train": 6, "dev": 1, "eval": 3}
-    plans = plan_sessions(sessions, minutes=12, words=400, heterogeneity=0.0, imbalance=1.0, seed=1)
+    plans = plan_sessions(sessions, minutes=8, words=400, heterogeneity=0.0, imbalance=1.0, seed=1)
     quiet = [
         replace(plan, own=QUIET, heterogeneity=1.0, speakers=tuple(replace(s, tract=100) for s in plan.speakers))
         for plan in plans  # with the timbres' own vocal tracts: others' pocketsphinx aligns more seldom
     ]
     stages = Stages(tmp_path_factory.mktemp("oracles"))
-    return prepare(embedded(quiet, stages, grammar=500, workers=1, seed=1), stages, iterations=20, gaussians=800)
+    return prepare(embedded(quiet, stages, grammar=500, workers=1, seed=1), stages, iterations=12, gaussians=500)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,24 @@ from tests.refusals import assert_refused
 from tests.studies import read_study, rewritten, tabulated, write_plan, write_stand_in
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The runs of ``PLAN``, whose settings no test of what is made of them changes."""
+    folder = tmp_path_factory.mktemp("made")
+    tabulated(write_plan(folder), folder)
+    return folder / "out"
+
+
 @pytest.fixture
-def plan(tmp_path):
+def plan(made, tmp_path):
+    shutil.copytree(made, tmp_path / "out")
     return write_plan(tmp_path)
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """No curves, which are most of a study's time."""
+    monkeypatch.setattr(plots, "_curves", lambda *_: [])
 
 
 def test_a_bare_number_is_a_heading_and_what_is_measured_once_is_not_drawn(plan, tmp_path, monkeypatch):
@@ -104,6 +120,7 @@ def test_changes_against_the_baseline(plan, tmp_path):
     assert "(-41 %, p = " in cell_text(rows["clever"].cells["fd"])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_published_values_stand_beside_ours_with_their_source(plan, tmp_path):
     rewritten(plan, "title: A trial", "title: A trial\npublished: A paper, table 7")
     rewritten(plan, "plain: {title: Plain}", 'plain: {title: Plain, published: {fd: "95.9 ± 1"}}')
@@ -118,6 +135,7 @@ def test_published_values_stand_beside_ours_with_their_source(plan, tmp_path):
     assert "A paper, table 7" in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_all_pairs(plan, tmp_path):
     output = tmp_path / "out"
     assert study(["--config", str(plan), "--output", str(output)], write_stand_in(tmp_path)) == 0
@@ -147,11 +165,12 @@ def test_a_mistake_is_named(plan, old, new, said):
     assert_refused(said, read_study, rewritten(plan, old, new))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_known_runs_are_not_run_again_but_those_of_other_settings(plan, tmp_path, capsys):
     stand_in = write_stand_in(tmp_path)
-    study(["--config", str(plan), "--output", str(tmp_path / "first")], stand_in)
+    study(["--config", str(plan), "--output", str(tmp_path / "out")], stand_in)
     rewritten(plan, "seeds: [0, 1, 2]", "seeds: [0, 1, 2, 3]")
-    known = tmp_path / "first" / "runs.csv"
+    known = tmp_path / "out" / "runs.csv"
     capsys.readouterr()
     assert study(["--config", str(plan), "--output", str(tmp_path / "second"), "--known", str(known)], stand_in) == 0
     assert "6 runs are known." in capsys.readouterr().out
@@ -223,7 +242,7 @@ published: A paper
 
 
 @pytest.fixture
-def variants_plan(tmp_path):
+def variants_plan(tmp_path, undrawn):
     path = write_plan(tmp_path)
     path.write_text(path.read_text() + VARIANTS)
     return path

@@ -17,14 +17,13 @@ def test_equal_distributions_and_what_cannot_be_compared():
     assert_refused("not finite", classifier_accuracy, np.full((100, 2), np.nan), np.zeros((100, 2)))
 
 
-@pytest.mark.parametrize("shift", [1.0, 3.0])
-def test_a_shift_is_told_as_well_as_it_can_be(shift):
-    """Between N(0, I) and N(shift, I) the best accuracy is Phi(shift / 2), whatever the units."""
+def test_a_shift_is_told_as_well_as_it_can_be():
+    """Between N(0, I) and N((0, 1), I) the best accuracy is Phi(1 / 2), whatever the units."""
     rng = np.random.default_rng(1)
     first, second = rng.standard_normal((2, 1000, 2))
-    second[:, 1] += shift
+    second[:, 1] += 1
     units, origin = np.array([1e3, 1e-3]), np.array([5e4, 0.2])
-    best = stats.norm.cdf(shift / 2)
+    best = stats.norm.cdf(1 / 2)
     assert classifier_accuracy(units * first + origin, units * second + origin) == pytest.approx(best, abs=0.03)
 
 
