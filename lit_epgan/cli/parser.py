@@ -68,7 +68,8 @@ def read_null() -> None:
 def parse_error(error: Exception, args: list[str], parser: ArgumentParser) -> str:
     """One sentence for what jsonargparse says of the command line or a config, with the nearest of the known keys."""
     text = str(error)
-    unknown = re.search(r"(?:Group '(.+)' does not accept option|^Option|[Uu]nrecognized arguments:) '?([^\s'=]+)", text)
+    where = r"(?:Group '(.+)' does not accept option|^Option|[Uu]nrecognized arguments:)"
+    unknown = re.search(where + r" '?([^\s'=]+)", text)
     if unknown:
         key = ".".join(filter(None, [unknown[1], unknown[2].lstrip("-")]))
         keys = [action.dest for action in parser._actions if "help" not in action.dest]
