@@ -21,8 +21,8 @@ from lit_epgan.lib.typefaces import CHARACTERS, read_typefaces
 LINE = "200 Families and 1 Generator"
 CELL, GAP, LEFT = 56, 2, 620  # pixels of a sample in a grid, around it, and for the titles
 LINES = {
-    "fedavg/{}/samples": "FedAvg",
-    "fedavg_iid/{}/samples": "FedAvg, dealt at random",
+    "fedavg/{}/samples": "FedAvg, cohorts of twenty",
+    "cohorts_4/{}/samples": "FedAvg, cohorts of four",
     "distilled/{}/union": "each client's own generator",
     "cvae/{}/samples": "autoencoder, FedAvg",
     "centralised/{}/samples": "all images in one place",
