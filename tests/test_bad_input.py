@@ -140,6 +140,8 @@ OURS = str(inspect.getsourcefile(Classifier))
         (["--data.batch_size", "0"], "^data.batch_size is 0; it must be at least 1$"),
         ([*FEDPROX, "-1"], "^FedProx's mu is -1.0; it must be 0 (FedAvg) or more$"),
         (["--model.optimizer.lr", "-1"], "model.optimizer.lr is -1: Invalid learning rate: -1.0"),
+        (["--model.optimizer.lr", "nan"], "^model.optimizer.lr is 'nan', but a number is expected.$"),
+        (["--model.optimizer.nesterov", "7"], "^model.optimizer.nesterov is '7', but true or false is expected.$"),
         (["--data.num_workers", str(10**12)], "data.num_workers is 1000000000000; it must lie between 0 and"),
         (["--data.beta", "null"], "data.beta is null, but a number is expected."),
         (["--seed_everything", "-1"], "seed_everything is -1; it must lie between 0 and 4294967295."),

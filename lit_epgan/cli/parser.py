@@ -113,7 +113,10 @@ def _deepest_cause(text: str) -> str | None:
             body = body[key.end() :].strip()
         if owner := re.match(r"Problem with given class_path '([^']*)'", body):
             path.append(_Place(indent, owner=owner[1]))
-        if (kind := re.match(r"Expected an? ([^.]*|.*\])$", body)) and path and "NoneType" not in body:
+        if within := re.search(r'callable class: Parser key "([^"]*)":', body):
+            path.append(_Place(indent, key=within[1]))
+        unmeant = re.search("NoneType|path but|import path", body)  # what else could have stood there
+        if (kind := re.match(r"Expected an? ([^.]*|.*\])$", body)) and path and not unmeant:
             path[-1].types.append(kind[1])
         if indent > deepest and (sentence := _cause(body, path)):
             best, deepest = sentence, indent
@@ -126,9 +129,9 @@ def _cause(line: str, path: list[_Place]) -> str | None:
     owner = next((place.owner for place in reversed(path) if place.owner), "")
     if match := re.match(r"Option '([^']+)' is not accepted", line):
         return _unknown_argument(key, match[1], owner)
-    if match := re.match(r"Expected an? (.+?)\.? Got value: (.*)", line):
+    if match := re.match(r"Expected an? (.+?)\.? Got value: (.*?)(?:\. Got value: .*)?$", line):
         return f"{key} is {_written(match[2])}, but {plain_type(match[1])} is expected."
-    if (match := re.match(r"Given value: (.*)", line)) and path and path[-1].types:
+    if (match := re.match(r"Given value: (.*?)(?:\. Got value: .*)?$", line)) and path and path[-1].types:
         return f"{key} is {_written(match[1])}, but {' or '.join(map(plain_type, path[-1].types))} is expected."
     if match := re.match(r"module '([^']+)' has no attribute '([^']+)'", line):
         room = importlib.import_module(match[1])
