@@ -124,7 +124,8 @@ class FederatedCLI(LightningCLI):
         refuse_own_seed(words)
         self._words = words
         command, own = words[0], self._subcommand_parsers[words[0]]
-        del own.parent_parser  # which would check all of it once more: two fifths of the parsing
+        # which would check all of it once more: two fifths of the parsing
+        del own.parent_parser  # type: ignore[attr-defined]
         try:
             with no_collection():
                 config = own.parse_args(words[1:])
