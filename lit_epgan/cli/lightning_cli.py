@@ -124,7 +124,7 @@ class FederatedCLI(LightningCLI):
         refuse_own_seed(words)
         self._words = words
         command, own = words[0], self._subcommand_parsers[words[0]]
-        # which would check all of it once more: two fifths of the parsing
+        # the parser above it would check everything once more; without one it prints its configuration itself
         del own.parent_parser  # type: ignore[attr-defined]
         try:
             with no_collection():
